@@ -78,12 +78,12 @@ async def measure(plugin: Any, model: nn.Module, engines: list[Engine], rounds: 
     from rlhf_host.weight_sync.local_source import LocalSource
 
     source, seconds = LocalSource(model), []
-    await plugin.sync_connect([SyncTarget(f"engine-{number}", engine) for number, engine in enumerate(engines)])
+    await plugin.connect([SyncTarget(f"engine-{number}", engine) for number, engine in enumerate(engines)])
     for version in range(rounds + 1):
         started = time.perf_counter()
-        await plugin.sync_weights(source, version)
+        await plugin.send(source, version)
         seconds.append(time.perf_counter() - started)
-    await plugin.sync_close()
+    await plugin.close()
     median = statistics.median(seconds[1:])
     return {"gb_per_s": round(gigabytes / median, 2), "seconds": round(median, 3), "first_s": round(seconds[0], 3)}
 

@@ -34,10 +34,14 @@ if TYPE_CHECKING:
     from rlhf_host.records.messages import Reply, ToolCall
     from rlhf_host.records.needs import (
         Adjust,
+        AgentNeeds,
+        AlgoNeeds,
+        CorrectionNeeds,
         Forbid,
         Needs,
         Outcome,
         Output,
+        RewardNeeds,
         RoleHandle,
         RoleNeed,
         RunContext,
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
         LossTerm,
         Metric,
         Outputs,
+        PolicyLogprobs,
     )
     from rlhf_host.runs.directory import RunDirectory
     from rlhf_host.scratch import Scratch
@@ -79,10 +84,13 @@ _HOMES = {
         "Trajectory Unjudged"
     ),
     "rlhf_host.records.messages": "Reply ToolCall",
-    "rlhf_host.records.needs": "Adjust Forbid Needs Outcome Output RoleHandle RoleNeed RunContext ScoreContext Stop",
+    "rlhf_host.records.needs": (
+        "Adjust AgentNeeds AlgoNeeds CorrectionNeeds Forbid Needs Outcome Output RewardNeeds RoleHandle RoleNeed RunContext "
+        "ScoreContext Stop"
+    ),
     "rlhf_host.records.tensors": (
         "ACTION COMPLETION GROUP_MEAN_TOKEN_MEAN LOSS SEQUENCE_MEAN_TOKEN_MEAN SEQUENCE_MEAN_TOKEN_SUM TOKEN_MEAN "
-        "Advantages Aggregation Batch Distribution Experience Extra LossTerm Metric Outputs"
+        "Advantages Aggregation Batch Distribution Experience Extra LossTerm Metric Outputs PolicyLogprobs"
     ),
     "rlhf_host.runs.directory": "RunDirectory",
     "rlhf_host.scratch": "Scratch",
@@ -102,8 +110,11 @@ __all__ = [
     "Action",
     "Adjust",
     "Advantages",
+    "AgentNeeds",
     "Aggregation",
+    "AlgoNeeds",
     "Batch",
+    "CorrectionNeeds",
     "Distribution",
     "Drop",
     "Episode",
@@ -123,8 +134,10 @@ __all__ = [
     "Outputs",
     "PluginError",
     "Policy",
+    "PolicyLogprobs",
     "Reply",
     "Reward",
+    "RewardNeeds",
     "RoleHandle",
     "RoleNeed",
     "Run",

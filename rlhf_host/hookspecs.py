@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import pluggy
 
-from rlhf_host.protocols import SyncTarget, WeightSource
 from rlhf_host.records.episodes import Action, Drop, Episode, Group, Policy, Reward, Step, Task, Trajectory, Unjudged
 from rlhf_host.records.needs import Adjust, Needs, Outcome, RunContext, ScoreContext, Stop
-from rlhf_host.records.tensors import Advantages, Batch, Experience, LossItems, LossTerm, Metric, Outputs
+from rlhf_host.records.tensors import Advantages, Batch, Experience, LossItems, LossTerm, Metric, Outputs, PolicyLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,21 +214,12 @@ def prepare_batch(experience: Experience) -> Mapping[str, Tensor | float] | None
 
 
 @hookspec(calls="multiplied", where="worker", gives=("[B, T]", "[B]", None))
-def importance_weights(
-    old_logprobs: Tensor,
-    logprobs: Tensor,
-    sampler_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    versions: Tensor,
-    version: int,
-) -> Tensor:
-    """Return detached weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked
+def importance_weights(logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
+    """Return weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked
     ``corrected``. The weights of a row may depend on this row only.
 
-    ``old_logprobs`` is the trainer's log π_old and ``logprobs`` is that of this forward pass (equal with one update per batch).
-    Detach what you return. ``versions`` ``[B, T]`` are the versions that sampled the tokens; the step began with ``version``.
-    Where ``mask`` (the action tokens) is false, tensors may have any values. Terms of shape ``[B]`` take only weights ``[B]``.
+    ``batch`` has ``advantages``, ``action_mask``, and the ``versions`` ``[B, T]`` that sampled the tokens; the step began with
+    ``version``. Where ``action_mask`` is false, tensors may have any values. Terms of shape ``[B]`` take only weights ``[B]``.
     Weights that no term uses are an error.
     """
 
@@ -257,24 +247,6 @@ def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
     """Return unreduced loss terms and metrics of a micro-batch. Called for the trainable roles of the plugin's ``needs``; for
     the actor if there are none.
     """
-
-
-# --- weights ------------------------------------------------------------------------------------
-
-
-@hookspec(calls="one", awaited=True)
-def sync_connect(targets: Sequence[SyncTarget]) -> Awaitable[None] | None:
-    """Prepare the connection from the trainer to the engines."""
-
-
-@hookspec(calls="one", awaited=True)
-def sync_weights(source: WeightSource, version: int) -> Awaitable[None] | None:
-    """Send the weights of ``source`` (the trainer's actor) to every connected engine. Each engine then has ``version``."""
-
-
-@hookspec(calls="one", awaited=True)
-def sync_close() -> Awaitable[None] | None:
-    """Release process groups, memory and files."""
 
 
 # --- reporting and state ------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
 from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
+from rlhf_host.config.tree import SINGLE
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find
-from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 ROWS = 8
 """Rows read of each data source."""
@@ -33,13 +34,13 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     from rlhf_host.training.rehearsal import check_inputs, rehearse
 
     needs = merge_needs(manager)
-    idle = () if needs.samples else ("agent", "weight_sync", "engine")
+    idle = () if needs.samples else ("agent", "sync", "engine")
     for item in (item for item in manager.loaded if item.kind not in idle):
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
-    for kind in (kind for kind in KINDS if kind not in idle):
-        info = find(kind, getattr(config, kind).name)
-        click.echo(f"{kind}:{info.name}: {info.source}")
+    for key in (key for key in (*KINDS, "sync") if key not in idle):
+        info = find(SINGLE[key], getattr(config, key).name)
+        click.echo(f"{info.kind}:{info.name}: {info.source}")
     for spec in kernels_to_try(config.kernels):
         click.echo(f"kernels:{spec.name}: {spec.distribution} {spec.version}, tried at the start")
     for need in needs.roles:
@@ -152,13 +153,13 @@ def _data(
         if not needs.samples:
             units = units_of(config, part, split, reading)
             lines += [f"{line}; later rows are not checked" for line in units.report]
-            if needs.unit_rows:
+            if AlgoNeeds.of(needs).unit_rows:
                 refuse_large_units(units, config.train, scalar=scalar)
             continue
         tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, manager=manager)
         lines += [f"{line}; later rows are not checked" for line in tasks.report]
         refuse_other_agents(tasks, data, manager)
-        if needs.unit_rows and split == "train":
+        if AlgoNeeds.of(needs).unit_rows and split == "train":
             prompt = max((len(task.prompt_ids or ()) for task in tasks.tasks), default=1)
             lines += filter(None, [refuse_large_answers(config, None if room is None else room + 1, prompt)])
         if longest is not None and (long := sum(len(task.prompt_ids or ()) > longest for task in tasks.tasks)):

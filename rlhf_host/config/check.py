@@ -19,7 +19,7 @@ from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.servers import find_server
-from rlhf_host.records.needs import Needs
+from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs
 
 EVAL_METRICS = (
     *("reward/mean", "reward/stderr", "score/mean", "score/stderr"),
@@ -91,7 +91,7 @@ def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]
 
 
 def _server_refusals(manager: PluginManager) -> Iterator[str]:
-    for key in (key for key, own in manager.each("needs") if own.server):
+    for key in (key for key, own in manager.each("needs") if AgentNeeds.of(own).server):
         try:
             find_server()
         except PluginError as error:
@@ -190,10 +190,10 @@ def _idle_corrections(manager: PluginManager) -> Iterator[str]:
     """Corrections that no loss term of the algorithm takes."""
     needs = dict(manager.each("needs"))
     for algo in (item for item in manager.loaded if item.kind == "algo"):
-        taken = needs.get(algo.key, Needs()).weights
+        taken = AlgoNeeds.of(needs.get(algo.key)).weights
         accepts = "none" if taken is None else "only weights of whole rows"
         for key in manager.names("importance_weights"):
-            if taken is None or (taken, needs.get(key, Needs()).weights) == ("row", "token"):
+            if taken is None or (taken, CorrectionNeeds.of(needs.get(key)).weights) == ("row", "token"):
                 yield f"{key} gives importance_weights, and the loss of {algo.key} takes {accepts}: leave it out"
 
 

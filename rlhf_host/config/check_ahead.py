@@ -9,7 +9,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.recommended import recommended
-from rlhf_host.records.needs import Needs
+from rlhf_host.records.needs import Needs, RewardNeeds
 
 OLD_LOGPROBS = "train.old_logprobs"
 
@@ -56,7 +56,7 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
         yield f"{rule}, and engine {config.engine.name} sleeps while the trainer works: leave one of the two out"
     for key in manager.names("draw_tasks"):
         yield f"{rule}, and {key} chooses tasks by what was trained before: leave --async-depth out"
-    safe = {key for key, own in manager.each("needs") if own.overlap_safe}
+    safe = {key for key, own in manager.each("needs") if RewardNeeds.of(own).overlap_safe}
     for key in manager.names("state_dict"):
         hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
         if hooks and key not in manager.names("draw_tasks") and not (hooks == ["score"] and key in safe):

@@ -14,7 +14,7 @@ from rlhf_host.plugins.libraries import require_libraries, traits_of
 from rlhf_host.plugins.recommended import recommended
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
-from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits
+from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits, WeightSyncPlugin
 from rlhf_host.records.needs import Needs
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,12 @@ class RunTraits:
         """The weight sync of a run that chooses none."""
         usual = self.runtime.sync_in_place if self.in_place else self.runtime.sync
         return usual if not self.engine.syncs or usual in self.engine.syncs else self.engine.syncs[0]
+
+
+def weight_sync_plugin(config: RunConfig) -> WeightSyncPlugin:
+    """Builds the chosen weight sync. Raises ``PluginError`` where it cannot be used."""
+    plugin: WeightSyncPlugin = PluginSpec.of(find("weight_sync", config.sync.name), config.sync.options).build()
+    return plugin
 
 
 def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = None) -> list[PluginSpec]:
@@ -129,13 +135,14 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
             yield f"sync.adapter is adapter, and engine {engine} {why}: {merged}"
         elif traits.backend.sharded:
             yield f"sync.adapter is adapter, and backend {backend} splits the adapter's weights: {merged}"
-    if needs.in_place and not traits.in_place:
+    only_in_place = weight_sync_plugin(config).traits.in_place
+    if only_in_place and not traits.in_place:
         apart = f"runtime {runtime}" if traits.runtime.remote else f"engine {engine}"
         yield (
             f"sync {sync} is for engines that sample from the trainer's own module, but with {apart} they have their own weights:"
             " leave --sync out, or choose one that sends weights"
         )
-    if needs.in_place is False and traits.in_place:
+    if only_in_place is False and traits.in_place:
         yield (
             f"sync {sync} sends weights, but engine {engine} samples from the trainer's own module and needs none:"
             " leave --sync out"

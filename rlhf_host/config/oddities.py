@@ -9,7 +9,7 @@ from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunCo
 from rlhf_host.config.section import Section
 from rlhf_host.config.tree import role_flag
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.needs import Needs
+from rlhf_host.records.needs import AlgoNeeds, Needs
 
 OF_ROWS = ("format", "split_at", "hh", "max_tokens", "long_rows", "history")
 """Settings of ``data`` for rows that have answers."""
@@ -40,7 +40,9 @@ def updates_text(train: TrainConfig) -> str:
 
 def _without_ratio(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """Several updates on a batch, of which the later ones train what other weights sampled."""
-    for key in (key for key, own in manager.each("needs") if not own.ratio and config.train.updates_per_batch > 1):
+    for key in (
+        key for key, own in manager.each("needs") if not AlgoNeeds.of(own).ratio and config.train.updates_per_batch > 1
+    ):
         yield (
             f"{updates_text(config.train)} updates per batch, and the loss of {key} has no ratio: nothing corrects the later"
             " updates for what the earlier ones changed; set both to 1, or choose a loss with a ratio"

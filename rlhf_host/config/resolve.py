@@ -14,7 +14,7 @@ from rlhf_host.config.flags import Texts, coerce, last_counts
 from rlhf_host.config.problems import Origins, Path, Problems
 from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
 from rlhf_host.config.tree import DATA, MANY, SINGLE
-from rlhf_host.errors import PluginError, asks_to_stop, near_matches
+from rlhf_host.errors import PluginError, a, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.hints import of_option, of_place
@@ -22,7 +22,7 @@ from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.options import check_options, options_model
 from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up, make_object
 from rlhf_host.plugins.selection import find, is_object, load, make, parse_choice
-from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Chosen:
 Use: TypeAlias = Literal["train", "evaluate", "rollout", "replay"]
 
 KEYS: dict[Use, tuple[str, ...]] = {
-    "train": ("agent", "agents", "algo", "reward", "with", "tracker", "sync"),
+    "train": ("agent", "agents", "algo", "reward", "with", "tracker"),
     "evaluate": ("agent", "agents", "reward"),
     "rollout": ("agent", "agents", "reward", "with"),
     "replay": ("algo", "reward", "with"),
@@ -57,7 +57,7 @@ SAMPLING = {name for name, rule in RULES.items() if rule.per == "agent"} | {"sco
 
 
 def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
-    """The run's plugins in the manager's order: agents, algorithm, rewards, extensions, trackers, weight sync.
+    """The run's plugins in the manager's order: agents, algorithm, rewards, extensions, trackers.
 
     Rewards of ``eval.reward`` have the kind ``eval_reward``. Training on saved trajectories plays and scores nothing.
     """
@@ -154,6 +154,8 @@ def resolve(
     if not problems.lines:
         with problems.at(""):
             traits = _traits(config, parts, finder)
+    if use == "train":
+        finder.choose(*_single(config, "sync"))
     choices = finder.choose(*chosen(config, use))
     _read_sources(config, finder)
     problems.refuse(PluginError)
@@ -277,16 +279,19 @@ def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> 
 # --- needs --------------------------------------------------------------------------------------
 
 
-def merge_needs(manager: PluginManager) -> Needs:
+def merge_needs(manager: PluginManager) -> AlgoNeeds:
     """What all plugins need together.
 
     Raises:
-        UserError: two plugins need the same role differently, or different data.
+        UserError: two plugins need the same role differently, or different data; or needs are those of another kind of plugin.
     """
-    merged = Needs()
+    merged = AlgoNeeds()
     roles: dict[str, tuple[str, RoleNeed]] = {}
     data_from = ""
     for key, needs in manager.each("needs"):
+        if needs.kinds and (kind := manager.by_key[key].kind) not in needs.kinds:
+            raise PluginError(f"{key} returns {type(needs).__name__} from needs, which is not for {a(kind)}: return Needs")
+        own = AlgoNeeds.of(needs)
         if needs.data is not None and merged.data not in (None, needs.data):
             raise PluginError(f"{data_from} is for {merged.data} data and {key} for {needs.data}: choose one of them")
         data_from = data_from or (key if needs.data else "")
@@ -298,18 +303,15 @@ def merge_needs(manager: PluginManager) -> Needs:
                 raise PluginError(
                     f"{owner} and {key} need the role {need.name!r} differently: {_spec(known)}, and {_spec(need)}"
                 )
-        merged = Needs(
+        merged = AlgoNeeds(
             data=merged.data or needs.data,
             min_group_size=max(merged.min_group_size, needs.min_group_size),
             outputs=tuple(dict.fromkeys(merged.outputs + needs.outputs)),
             forbids=tuple(dict.fromkeys(merged.forbids + needs.forbids)),
             rewards=merged.rewards and needs.rewards,
             on_policy=merged.on_policy or needs.on_policy,
-            unit_rows=merged.unit_rows or needs.unit_rows,
-            separator=merged.separator if needs.separator is None else needs.separator,
-            in_place=merged.in_place if needs.in_place is None else needs.in_place,
-            rounded_weights=merged.rounded_weights or needs.rounded_weights,
-            server=merged.server or needs.server,
+            unit_rows=merged.unit_rows or own.unit_rows,
+            separator=merged.separator if own.separator is None else own.separator,
         )
     for output in merged.outputs:
         same = [other for other in merged.outputs if (other.what, other.role) == (output.what, output.role)]

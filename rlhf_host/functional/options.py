@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rlhf_host.records.needs import Forbid, Needs, Output, RoleNeed
+from rlhf_host.records.needs import AlgoNeeds, Forbid, Output, RoleNeed
 from rlhf_host.records.tensors import AGGREGATIONS, SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, Aggregation
 
 PreferenceLossName: TypeAlias = Literal[
@@ -99,13 +99,12 @@ def policy_needs(
     roles: Iterable[RoleNeed] = (),
     outputs: Iterable[Output] = (),
     forbids: Iterable[Forbid] = (),
-) -> Needs:
+) -> AlgoNeeds:
     """Returns the needs of an online algorithm with a policy loss: prompts, a trainable actor, and the needs of the loss.
 
     Args:
         options: an entropy bonus adds the output entropy; ``gspo`` and ``pg`` forbid ``train.old_logprobs sampler``, and ``pg``
-            has
-            no ratio.
+            has no ratio.
         min_group_size: episodes per task that the estimator needs.
         idle_steps: number of first steps in which the actor is not trained.
         roles: in addition to the actor.
@@ -116,7 +115,7 @@ def policy_needs(
         "gspo": "the sampler's rounding is as large as the clip range of a sequence's ratio",
         "pg": "this loss has no ratio, so nothing corrects for the sampler",
     }
-    return Needs(
+    return AlgoNeeds(
         data="prompts",
         roles=(RoleNeed("actor", trainable=True, source=None, idle_steps=idle_steps), *roles),
         min_group_size=min_group_size,
@@ -201,10 +200,10 @@ REFERENCE = (RoleNeed("reference", source="actor"),), (Output("logprobs", "refer
 """Roles and outputs of a loss that compares with the weights at the start of the run."""
 
 
-def preference_needs(options: PreferenceOptions, *, lr: float | None = None) -> Needs:
+def preference_needs(options: PreferenceOptions, *, lr: float | None = None) -> AlgoNeeds:
     """Returns the needs of an algorithm with a preference loss: pairs, a trainable actor, and the reference unless the loss has
     none.
     """
     roles, outputs = ((), ()) if options.without_reference else REFERENCE
     actor = RoleNeed("actor", trainable=True, source=None, lr=lr)
-    return Needs(data="preference", roles=(actor, *roles), outputs=outputs, rewards=False, unit_rows=True)
+    return AlgoNeeds(data="preference", roles=(actor, *roles), outputs=outputs, rewards=False, unit_rows=True)

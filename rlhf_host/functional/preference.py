@@ -39,7 +39,9 @@ def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
     units = batch.unit_id[chosen]
     matched = torch.equal(units, batch.unit_id[rejected]) and len(units.unique()) == len(units)
     if not matched or len(chosen) + len(rejected) != len(batch):
-        raise ValueError("a pair is two rows with one unit_id, label 1 and label 0, in one micro-batch: Needs(unit_rows=True)")
+        raise ValueError(
+            "a pair is two rows with one unit_id, label 1 and label 0, in one micro-batch: AlgoNeeds(unit_rows=True)"
+        )
     return chosen, rejected
 
 

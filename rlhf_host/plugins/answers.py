@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_host.errors import a
 from rlhf_host.hookspecs import HookRule, Items
-from rlhf_host.records.tensors import Batch
+from rlhf_host.records.tensors import Batch, PolicyLogprobs
 
 
 def other_answer(rule: HookRule, answer: Any, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -25,7 +25,7 @@ def other_answer(rule: HookRule, answer: Any, arguments: Mapping[str, Any]) -> t
         return next(filter(None, wrong), a(type(answer).__name__)), " or ".join(known)
     from torch import Tensor
 
-    mask = arguments["experience"].action_mask if "experience" in arguments else arguments["mask"]
+    mask = arguments["experience" if "experience" in arguments else "batch"].action_mask
     whole, boolean = [list(mask.shape[: 1 + ("T" in shape)]) for shape in shapes], "bool" in shapes[0]
     expected = "a tensor " + " or ".join(map(str, whole)) + " of bool" * boolean
     if not isinstance(answer, Tensor):
@@ -63,7 +63,7 @@ class Untouched:
 
 def _stamps(arguments: Iterable[Any]) -> list[tuple[str, Any, int]]:
     """Returns every tensor with its version, which any change in place raises."""
-    tensors = [("a tensor", value) for value in arguments if not isinstance(value, Batch) and hasattr(value, "_version")]
+    tensors = [("logprobs", value) for policies in arguments if isinstance(policies, PolicyLogprobs) for value in policies]
     for batch in (value for value in arguments if isinstance(value, Batch)):
         fields = [(each.name, getattr(batch, each.name)) for each in fields_of(batch)]
         nested = [(name, value) for name, values in fields if isinstance(values, Mapping) for value in values.values()]

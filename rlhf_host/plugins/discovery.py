@@ -43,7 +43,7 @@ GROUPS: dict[str, str] = {
 HINTS = {"hint": "rlhf.hints"}
 """The same for what explains unknown names (``plugins.hints``). Nobody chooses one, so it is no kind of plugin."""
 
-PROTOCOLS = ("engine", "backend", "runtime", "kernels")
+PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")
 """Kinds that have a protocol instead of hooks."""
 
 WITHOUT_OPTIONS = ("preset", "server", "command")

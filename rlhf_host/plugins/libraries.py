@@ -9,19 +9,26 @@ from typing import Any
 from importlib_metadata import PackageNotFoundError, requires
 from packaging.requirements import InvalidRequirement, Requirement
 
-from rlhf_host.errors import PluginError, UserError
+from rlhf_host.errors import PluginError, UserError, a
 from rlhf_host.plugins.discovery import HOST, PluginInfo, normalised
+from rlhf_host.plugins.moved import moved
+from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.protocols import Traits
 
 
 def traits_of(info: PluginInfo, plugin: Any) -> Any:
-    """Of an engine, backend, runtime or kernels. Raises ``PluginError`` where it has none."""
+    """Of a plugin with a protocol. Raises ``PluginError`` where it has none, or where it has hooks, which nobody would call."""
     try:
         traits = plugin.traits
     except AttributeError as error:
-        raise PluginError(f"{info} has no traits: see rlhf_host.protocols ({error})") from error
+        hint = moved("hook", "sync_weights") if hasattr(plugin, "sync_weights") else f": see rlhf_host.protocols ({error})"
+        raise PluginError(f"{info} has no traits{hint}") from error
     if not isinstance(traits, Traits):
         raise PluginError(f"{info} has traits of type {type(traits).__name__}: see rlhf_host.protocols")
+    if has_hooks(plugin):
+        raise PluginError(
+            f"{info} marks methods with @hookimpl, and {a(info.kind)} has a protocol, no hooks: take the marks away"
+        )
     return traits
 
 

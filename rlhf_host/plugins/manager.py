@@ -25,13 +25,11 @@ from rlhf_host.errors import PluginError, RunError, UserError, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.answers import Untouched, other_answer
 from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.moved import moved, moved_field
 from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
-
-MOVED = {("importance_weights", "current_logprobs"): "is `logprobs` now, and what was `logprobs` is `old_logprobs`"}
-"""A hook and an argument that it had once → what became of it."""
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +251,8 @@ class PluginManager:
             if hook not in RULES:
                 if marks.get("optionalhook"):
                     continue
-                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{near_matches(hook, RULES)}")
+                hint = moved("hook", hook) or near_matches(hook, RULES)
+                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{hint}")
             part = wrappers if marks.get("wrapper") or marks.get("hookwrapper") else own
             if part is own and hook in own.functions:
                 raise PluginError(f"{loaded} implements {hook} twice, as {own.functions[hook].__name__} and as {attribute}")
@@ -301,7 +300,7 @@ class PluginManager:
         cause = " ".join(str(error).split())
         if isinstance(error, UserError):
             raise PluginError(f"{culprit}: {cause}") from error
-        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}"
+        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}{moved_field(error)}"
         raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
 
     def _culprit(self, error: BaseException, key: str, hook: str) -> str:
@@ -324,9 +323,8 @@ def _foreign_argument(part: _Part) -> str:
         spec = list(inspect.signature(getattr(hookspecs, hook)).parameters)
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in {*spec, "self"} and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-                near = near_matches(name, spec) or f" (it has {', '.join(spec) or 'none'})"
-                moved = MOVED.get((hook, name), f"is no argument of {hook}{near}")
-                return f"{function.__name__}() takes {name!r}, which {moved}"
+                near = moved(hook, name) or near_matches(name, spec) or f" (it has {', '.join(spec) or 'none'})"
+                return f"{function.__name__}() takes {name!r}, which is no argument of {hook}{near}"
     return ""
 
 

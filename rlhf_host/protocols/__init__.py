@@ -1,4 +1,4 @@
-"""Interfaces of engines, backends, runtimes, kernels, servers and the two ends of a weight sync. Imports no torch.
+"""Interfaces of engines, backends, runtimes, weight syncs, kernels and servers. Imports no torch.
 
 The host creates a plugin of these kinds as ``Plugin(options)``. This must be cheap and have no side effects. The host reads
 ``traits`` from this object, so they may depend on the options. ``start`` does the work. Only the host creates the records that
@@ -15,7 +15,17 @@ from rlhf_host.protocols.engines import Counting, Engine, EnginePlugin, EngineSt
 from rlhf_host.protocols.kernels import Decoder, Kernels, KernelsPlugin, SharedRows, Use
 from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
-from rlhf_host.protocols.syncs import Bring, Loader, SyncTarget, Weights, WeightSource
+from rlhf_host.protocols.syncs import (
+    Bring,
+    Loader,
+    SyncTarget,
+    Weights,
+    WeightSource,
+    WeightSync,
+    WeightSyncPlugin,
+    WeightSyncStart,
+    WeightSyncTraits,
+)
 
 # fmt: off
 __all__ = [
@@ -23,6 +33,6 @@ __all__ = [
     "Counting", "Decoder", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin",
     "Loader", "Measured", "Ranks", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "Server", "ServerPlugin",
     "ServerSession", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer", "Traits", "Update", "Use",
-    "WeightSource", "Weights", "Writer",
+    "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]
 # fmt: on

@@ -83,6 +83,7 @@ class RuntimeStart:
     roles: Mapping[str, RoleConfig]
     """Settings of each role of ``needs``, in the same order."""
     needs: Needs
+    """Needs of all plugins together."""
     engine: PluginSpec | None
     """Engine; None: nothing is sampled."""
     backend: PluginSpec

@@ -1,12 +1,15 @@
-"""The two ends of a weight sync. Functions named by import path run beside the weights, at the trainer and at every engine."""
+"""Interface of weight syncs, and their two ends. Functions named by import path run beside the weights, at the trainer and at
+every engine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rlhf_host.protocols.common import Buckets
+from rlhf_host.protocols.common import Buckets, Traits
 from rlhf_host.protocols.engines import SyncEnd
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class Loader(Protocol):
 
 
 class WeightSource(Protocol):
-    """The trainer as sync plugins see it."""
+    """The trainer as weight syncs see it."""
 
     async def run(self, function: str, **arguments: Any) -> list[Any]:
         """Call ``"package.module:function"(weights, **arguments)`` on all ranks of the actor at once; return results by rank."""
@@ -59,12 +62,52 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SyncTarget:
-    """One engine as ``sync_connect`` sees it."""
+    """One engine as a weight sync sees it."""
 
     name: str
     engine: SyncEnd
     in_place: bool = False
     """True if it samples from the trainer's own parameters, so no weights have to be sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSyncTraits(Traits):
+    in_place: bool | None = None
+    """True: only for engines that sample from the trainer's own module. False: only for engines with weights of their own."""
+    rounded: bool = False
+    """True if engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
+
+
+class WeightSync(Protocol):
+    """A started weight sync. Its methods are called on the run's event loop and must not block it."""
+
+    async def connect(self, targets: Sequence[SyncTarget]) -> None:
+        """Prepare the connection from the trainer to the engines, in place of earlier ones."""
+
+    async def send(self, source: WeightSource, version: int) -> None:
+        """Send the weights of ``source`` (the trainer's actor) to every connected engine. Each engine then has ``version``."""
+
+    async def close(self) -> None:
+        """Release process groups, memory and files. Works after any failure, before ``connect``, and more than once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSyncStart:
+    """The argument of ``WeightSyncPlugin.start``."""
+
+    run_dir: Path | None
+    """Directory of the run, if it writes one."""
+
+
+class WeightSyncPlugin(Protocol):
+    """An entry point of the group ``rlhf.weight_sync``."""
+
+    @property
+    def traits(self) -> WeightSyncTraits:
+        """Traits; they may depend on the options."""
+
+    def start(self, start: WeightSyncStart) -> WeightSync:
+        """Return the weight sync, which no engine is connected to yet."""
 
 
 Bring: TypeAlias = "Callable[[Sequence[SyncTarget], WeightSource, int], Awaitable[None]]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
 
 from rlhf_host.records.episodes import Trajectory
 
@@ -76,10 +76,14 @@ class Forbid:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """The needs of a plugin; they depend only on its options. The host merges all needs, provides exactly these, and first
-    refuses impossible runs.
+    refuses impossible runs. Some kinds of plugins have more to say, with ``AlgoNeeds``, ``AgentNeeds``, ``RewardNeeds`` or
+    ``CorrectionNeeds``.
 
     Raises ``TypeError`` for a string in place of an ``Output`` or a ``Forbid``, ``ValueError`` for other invalid values.
     """
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Kinds of plugins whose needs these can be; empty: all."""
 
     data: DataFormat | None = None
     """Data for training: ``prompts`` that the engine answers, or rows of a data set."""
@@ -95,32 +99,11 @@ class Needs:
     """False: no reward is needed, because the plugin provides the signal: a teacher, or an agent that rewards its steps."""
     on_policy: bool = False
     """True: it is only correct for the weights that sampled. So one update per batch, and no saved trajectories."""
-    weights: Literal["token", "row"] | None = "token"
-    """For an algorithm: the ``importance_weights`` that its loss terms accept: any (``token``), only ``[B]`` (``row``), or none
-    (``None``). For a correction: the shape that it returns, ``[B, T]`` or ``[B]``.
-    """
-    in_place: bool | None = None
-    """For a weight sync. True: only for engines that sample from the trainer's own module. False: only for other engines."""
-    rounded_weights: bool = False
-    """For a weight sync. True: engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
-    unit_rows: bool = False
-    """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
-    episodes_at_once: int | None = None
-    """For an agent: number of its episodes that are played at the same time, for each split. Their deadlines begin with them."""
-    separator: str | None = None
-    """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
-    overlap_safe: bool = False
-    """For a reward with a state. True: with ``async_depth`` it may score beside the steps. The state in a checkpoint then
-    counts exactly the groups that are not scored again after a resume; scoring pauses while the state is saved.
-    """
-    ratio: bool = True
-    """For an algorithm. False: its loss has no ratio to the policy that sampled. So nothing corrects the later of several
-    updates per batch, and a warning says so.
-    """
-    server: bool = False
-    """For an agent. True: it calls ``policy.endpoint()``, so a run without an installed server (``pip install rlhf-server``) is
-    refused before it starts.
-    """
+
+    @classmethod
+    def of(cls, needs: Needs | None) -> Self:
+        """Return the needs if they are of this kind, else the defaults of this kind."""
+        return needs if isinstance(needs, cls) else cls()
 
     @property
     def samples(self) -> bool:
@@ -134,10 +117,72 @@ class Needs:
                     raise TypeError(f"Needs: {name} is a tuple of {kind.__name__}(...), and has {item!r}")
         if self.data is not None and self.data not in get_args(DataFormat):
             raise ValueError(f"Needs: data is None or one of {', '.join(get_args(DataFormat))}, not {self.data!r}")
-        if self.weights not in ("token", "row", None):
-            raise ValueError(f"Needs: weights is 'token', 'row' or None, not {self.weights!r}")
         if not isinstance(self.min_group_size, int) or self.min_group_size < 1:
             raise ValueError(f"Needs: min_group_size is a number from 1, not {self.min_group_size!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class AlgoNeeds(Needs):
+    """Needs of an algorithm, and of a whole run."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("algo",)
+
+    weights: Literal["token", "row"] | None = "token"
+    """The ``importance_weights`` that its loss terms accept: any (``token``), only ``[B]`` (``row``), or none (``None``)."""
+    ratio: bool = True
+    """False: its loss has no ratio to the policy that sampled. So nothing corrects the later of several updates per batch, and a
+    warning says so.
+    """
+    unit_rows: bool = False
+    """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
+    separator: str | None = None
+    """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
+
+    def __post_init__(self) -> None:
+        Needs.__post_init__(self)
+        if self.weights not in ("token", "row", None):
+            raise ValueError(f"AlgoNeeds: weights is 'token', 'row' or None, not {self.weights!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionNeeds(Needs):
+    """Needs of an extension with ``importance_weights``."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("extension",)
+
+    weights: Literal["token", "row"] = "token"
+    """Shape of its weights: ``[B, T]`` (``token``) or ``[B]`` (``row``)."""
+
+    def __post_init__(self) -> None:
+        Needs.__post_init__(self)
+        if self.weights not in ("token", "row"):
+            raise ValueError(f"CorrectionNeeds: weights is 'token' or 'row', not {self.weights!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentNeeds(Needs):
+    """Needs of an agent."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("agent", "extension")
+
+    episodes_at_once: int | None = None
+    """Number of its episodes that are played at the same time, for each split. Their deadlines begin with them."""
+    server: bool = False
+    """True: it calls ``policy.endpoint()``, so a run without an installed server (``pip install rlhf-server``) is refused before
+    it starts.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class RewardNeeds(Needs):
+    """Needs of a reward."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("reward", "eval_reward", "extension")
+
+    overlap_safe: bool = False
+    """For a reward with a state. True: with ``async_depth`` it may score beside the steps. The state in a checkpoint then
+    counts exactly the groups that are not scored again after a resume; scoring pauses while the state is saved.
+    """
 
 
 @dataclass(slots=True)

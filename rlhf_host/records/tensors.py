@@ -98,7 +98,7 @@ class Batch:
     episode_id: Tensor
     """``[B]`` int64: equal for all trajectories of an episode."""
     unit_id: Tensor
-    """``[B]`` int64: equal for the rows of an episode, or of a pair of a data set; see ``Needs.unit_rows``."""
+    """``[B]`` int64: equal for the rows of an episode, or of a pair of a data set; see ``AlgoNeeds.unit_rows``."""
     task_index: Tensor
     """``[B]`` int64."""
     truncated: Tensor
@@ -265,6 +265,17 @@ class Outputs:
     """Scalar: the loss that keeps a model's experts evenly used, over the rows' tokens, if the role has
     ``router_aux_loss_coef``.
     """
+
+
+class PolicyLogprobs(NamedTuple):
+    """Log-probabilities of the same tokens by the policy at three times, ``[B, T]`` float32 without gradient."""
+
+    current: Tensor
+    """Of this forward pass."""
+    old: Tensor
+    """Of the trainer's weights at the start of the step, log π_old; those of this pass with one update per batch."""
+    sampler: Tensor
+    """Of the engine that sampled the tokens, log μ."""
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from rlhf_host.records.episodes import (
     Task,
     Trajectory,
 )
+from rlhf_host.records.needs import AgentNeeds
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.agent_answers import (
     branch_problem,
@@ -79,7 +80,7 @@ class Episodes:
         self.answered = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
-        limits = {key: needs.episodes_at_once for key, needs in self.manager.each("needs")}
+        limits = {key: AgentNeeds.of(needs).episodes_at_once for key, needs in self.manager.each("needs")}
         self._slots = {key: asyncio.Semaphore(most) for key, most in limits.items() if most}
 
     @property

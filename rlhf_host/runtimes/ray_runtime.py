@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget, Writer
+from rlhf_host.records.needs import AlgoNeeds
 from rlhf_host.runtimes.building import EngineSetup, RolesSetup, with_tokenizer
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
@@ -113,7 +114,7 @@ class RayRuntime:
         self.pool.resync = self._resync
         if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
             self.pool.synced(engine_setup.version)
-        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=start.needs.unit_rows)
+        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=AlgoNeeds.of(start.needs).unit_rows)
         self._phases: DevicePhases | None = None
         shared = any(place.shared for place in places)
         if engine_setup is not None and engine_setup.version == NO_WEIGHTS and traits.sleeps and shared:

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf_host.config.defaults import RunTraits, kernels_to_try
+from rlhf_host.config.defaults import RunTraits, kernels_to_try, weight_sync_plugin
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
@@ -24,9 +24,9 @@ from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
-from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart, SyncTarget, WeightSource
+from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart, SyncTarget, WeightSource, WeightSyncStart
 from rlhf_host.records.episodes import Sampling, Task, Trajectory
-from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
+from rlhf_host.records.needs import AlgoNeeds, Needs, RoleHandle, ScoreContext
 from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.endpoints import Endpoints
@@ -105,6 +105,8 @@ class Started:
     """Before the engine, where something samples."""
     scoring: Barrier | None
     """Before rewards whose state changes beside the steps, where a run has some."""
+    bring: Bring | None
+    """The way of weights to the engine, in runs that sample and train."""
 
 
 def runtime_plugin(config: RunConfig) -> RuntimePlugin:
@@ -154,7 +156,7 @@ def runtime_start(
 
 
 async def _not_started(targets: Sequence[SyncTarget], source: WeightSource, version: int) -> None:
-    raise AssertionError("start_runtime gives what brings weights")
+    raise AssertionError("weights are brought to engines by runs that sample and train")
 
 
 def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT) -> Started:
@@ -164,12 +166,24 @@ def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, Kep
         rehearse(start, remote=traits.runtime.remote)
     phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
 
-    def probe() -> Probe:
-        exact = runtime.exact and not start.needs.rounded_weights
-        return Probe(handles["actor"].logprobs, runtime.context_lengths["actor"], exact)
+    bring = None
+    if start.engine is not None and start.total_updates:
+        plugin = weight_sync_plugin(config)
 
-    bring = Bring(start.hooks, config.sync.verify, start.tokenizer, config.rollout.temperature, probe)
-    runtime = runtime_plugin(config).start(replace(start, bring=bring))
+        def probe() -> Probe:
+            exact = runtime.exact and not plugin.traits.rounded
+            return Probe(handles["actor"].logprobs, runtime.context_lengths["actor"], exact)
+
+        bring = Bring(
+            plugin.start(WeightSyncStart(run_dir=Path(config.run_dir) if config.run_dir else None)),
+            f"weight sync {config.sync.name}",
+            config.sync.verify,
+            start.tokenizer,
+            config.rollout.temperature,
+            probe,
+        )
+        start = replace(start, bring=bring)
+    runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
         name: TrainerRole(runtime.trainer, name, role, runtime.context_lengths[name], temperature=temperature, threads=threads)
@@ -179,7 +193,8 @@ def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, Kep
     gate = Gate(runtime.engine) if runtime.engine is not None else None
     stateful = start.total_updates and config.async_depth and {*manager.names("score")} & {*manager.names("state_dict")}
     scoring = Barrier() if stateful else None
-    return Started(runtime, traits, handles, start.needs, start.roles, start.tokenizer, kept, endpoints, gate, scoring)
+    needs, roles = start.needs, start.roles
+    return Started(runtime, traits, handles, needs, roles, start.tokenizer, kept, endpoints, gate, scoring, bring)
 
 
 def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, needs: Needs) -> Inputs:
@@ -196,7 +211,7 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
         check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
         return Inputs(tokenizer, saved=saved)
     tasks = tasks_of(config, config.data, "train", tokenizer, rows, manager)
-    if needs.unit_rows:
+    if AlgoNeeds.of(needs).unit_rows:
         prompt = max((len(task.prompt_ids or ()) for task in tasks.tasks), default=1)
         if (odd := refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt)) is not None:
             log.warning("%s", odd)
@@ -213,7 +228,7 @@ def _read_units(config: RunConfig, rows: PythonRows, needs: Needs, tokenizer: An
     units = units_of(config, config.data, "train", reading)
     held_out_units = units_of(config, config.eval.data, "eval", reading) if config.eval.data.sources else None
     scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
-    for each in (units, held_out_units) if needs.unit_rows else ():
+    for each in (units, held_out_units) if AlgoNeeds.of(needs).unit_rows else ():
         if each is not None:
             refuse_large_units(each, config.train, scalar=scalar)
     return Inputs(tokenizer, units=units, held_out_units=held_out_units)
@@ -274,7 +289,7 @@ def units_of(config: RunConfig, data: DataConfig, split: Literal["train", "eval"
         rows=reading.rows,
         needed_by=config.algo.name,
         stop_ids=reading.stop_ids,
-        separator="\n" if needs.separator is None else needs.separator,
+        separator="\n" if (text := AlgoNeeds.of(needs).separator) is None else text,
     )
 
 

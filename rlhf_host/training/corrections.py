@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.tensors import Batch, Outputs
+from rlhf_host.records.tensors import Batch, Outputs, PolicyLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,9 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
     if outputs.logprobs is None or batch.advantages is None or not hooks.has("importance_weights"):
         return None
     current, mask = outputs.logprobs.detach(), batch.action_mask
-    answers = hooks.each(
-        "importance_weights",
-        old_logprobs=current if batch.old_logprobs is None or gates_only else batch.old_logprobs,
-        logprobs=current,
-        sampler_logprobs=batch.sampler_logprobs,
-        advantages=batch.advantages,
-        mask=mask,
-        versions=batch.versions,
-        version=batch.version,
-    )
+    old = current if batch.old_logprobs is None or gates_only else batch.old_logprobs
+    logprobs = PolicyLogprobs(current, old, batch.sampler_logprobs)
+    answers = hooks.each("importance_weights", logprobs=logprobs, batch=batch)
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
     for key, weight in answers:

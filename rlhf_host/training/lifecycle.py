@@ -1,4 +1,6 @@
-"""Hooks around a run, in order: ``run_started`` before it, ``sync_close`` and ``run_finished`` after it, whatever happens."""
+"""What is called around a run, whatever happens: ``run_started`` before it, ``run_finished`` after it, and then everything is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -54,31 +56,34 @@ def call_all(events: EventLoop, manager: PluginManager, hook: str, **arguments: 
 
 
 def call_closing(events: EventLoop, manager: PluginManager, outcome: Outcome) -> None:
-    """Calls ``sync_close`` and ``run_finished`` on every plugin, even if some fail. Raises the first failure unless another
-    error is already on its way.
+    """Calls ``run_finished`` on every plugin, even if some fail. Raises the first failure unless another error is already on
+    its way.
     """
     under_way = sys.exc_info()[1]
     first: Exception | None = None
-    hooks: dict[str, dict[str, Any]] = {"sync_close": {}, "run_finished": {"outcome": outcome}}
-    for hook, arguments in hooks.items():
-        for key in manager.names(hook):
-            try:
-                events.run(manager.acall(key, hook, **arguments), interruptible=False)
-            except Exception as error:
-                if manager.by_key[key].kind == "tracker":
-                    log.warning("%s", error)
-                else:
-                    first = first or error
+    for key in manager.names("run_finished"):
+        try:
+            events.run(manager.acall(key, "run_finished", outcome=outcome), interruptible=False)
+        except Exception as error:
+            if manager.by_key[key].kind == "tracker":
+                log.warning("%s", error)
+            else:
+                first = first or error
     if first is not None and under_way is None:
         raise first
 
 
 def close(events: EventLoop, started: Started) -> None:
-    """Closes the runtime. Raises its failure unless another error is already on its way."""
+    """Closes servers, weight sync and runtime, even if some fail. Raises the first failure unless another error is already on its
+    way.
+    """
     under_way = sys.exc_info()[1]
-    try:
-        events.run(started.endpoints.close(), interruptible=False)
-        events.run(started.runtime.close(), interruptible=False)
-    except Exception:
-        if under_way is None:
-            raise
+    first: Exception | None = None
+    for each in (started.endpoints, started.bring, started.runtime):
+        try:
+            if each is not None:
+                events.run(each.close(), interruptible=False)
+        except Exception as error:
+            first = first or error
+    if first is not None and under_way is None:
+        raise first

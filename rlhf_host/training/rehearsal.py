@@ -20,7 +20,7 @@ from rlhf_host.models.outline import outline, weights_of
 from rlhf_host.models.room import room
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import BackendTraits, Checking, RuntimeStart
-from rlhf_host.records.needs import Needs, RoleNeed
+from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 from rlhf_host.training.batching import refuse_large_answers
 from rlhf_host.training.role_settings import role_settings
 from rlhf_host.training.trained_roles import adapter_views
@@ -38,7 +38,7 @@ def check_inputs(config: RunConfig, manager: PluginManager, needs: Needs, tokeni
     """
     if config.roles["actor"].model != QUICKSTART:  # looking for that one would build it
         check_vocabularies(config.roles, needs, tokenizer)
-        if needs.samples and needs.unit_rows and config.from_trajectories is None:
+        if needs.samples and AlgoNeeds.of(needs).unit_rows and config.from_trajectories is None:
             refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt=1)
     for data in (config.data, config.eval.data) if needs.samples else ():
         ChatCodec(for_chat(tokenizer, data), data.template, tool_format=config.rollout.tool_format)

@@ -13,10 +13,12 @@ from rlhf_host import __version__
 from rlhf_host.config.defaults import KINDS, kernels_to_try
 from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, RUN, about_run, config_yaml
 from rlhf_host.config.schema import RunConfig
+from rlhf_host.config.tree import SINGLE
 from rlhf_host.directories import write_file
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, find
+from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.records.needs import Outcome
 
 
@@ -27,7 +29,8 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
         step: step of the checkpoint that the run resumes from.
     """
     plugins = [_plugin_entry(item) for item in manager.loaded]
-    for spec in kernels_to_try(config.kernels):
+    sync = PluginSpec.of(find("weight_sync", config.sync.name), config.sync.options)
+    for spec in (sync, *kernels_to_try(config.kernels)):
         plugins.append({key: getattr(spec, key) for key in ("kind", "alias", "name", "distribution", "version", "weight")})
     texts = {
         CONFIG: config_yaml(config),
@@ -79,7 +82,7 @@ def remove_start(run_dir: Path) -> None:
 def _requirements(config: RunConfig, manager: PluginManager) -> str:
     """Returns the exact versions of the packages that the run uses."""
     plugins = [item.info for item in manager.loaded]
-    plugins += [find(kind, getattr(config, kind).name) for kind in KINDS]
+    plugins += [find(SINGLE[key], getattr(config, key).name) for key in (*KINDS, "sync")]
     plugins += [spec.locate() for spec in kernels_to_try(config.kernels)]
     used = {info.name for info in plugins} | sys.modules.keys()
     extras = [extra for extra in requirements.extras_of_host() if extra in used]

@@ -16,7 +16,7 @@ from rlhf_host.errors import RunError, blaming
 from rlhf_host.models.flops import peak_flops
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Update
-from rlhf_host.records.needs import Needs
+from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import group_rows, plan_microbatches
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
@@ -240,7 +240,7 @@ class Worker:
         def cost(rows: list[int]) -> int:
             return role.passes.cost([prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows])
 
-        together = self.needs.unit_rows
+        together = AlgoNeeds.of(self.needs).unit_rows
         names = batch.unit_id.tolist() if together else groups
         units = [[some[place] for place in unit] for unit in group_rows([names[row] for row in some])]
         if role.passes.one_by_one and not together:

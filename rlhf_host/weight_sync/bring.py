@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_host.errors import LostError, RunError
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import NO_WEIGHTS, SyncTarget, WeightSource
+from rlhf_host.errors import LostError, RunError, blaming
+from rlhf_host.protocols import NO_WEIGHTS, SyncTarget, WeightSource, WeightSync
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.weight_sync.verify import PROBES, ROUGH_TOLERANCE, RUN_TOLERANCE, probe_prompt, verified_syncs, verify_sync
 
@@ -45,7 +44,9 @@ class Bring:
     (because it was started again, say) and fails does not serve, and the run goes on with the others.
     """
 
-    hooks: PluginManager
+    sync: WeightSync
+    name: str
+    """Name of the sync in messages."""
     verify: str | int
     tokenizer: Any
     temperature: float
@@ -62,16 +63,19 @@ class Bring:
         engines = [target.engine for target in targets]
         if engines != self._seen.connected:
             self._seen.connected = None
-            await self._call("sync_connect", targets=targets)
+            with blaming(self.name, "connect"):
+                await self.sync.connect(targets)
             self._seen.connected = engines
-        await self._call("sync_weights", source=source, version=version)
+        with blaming(self.name, "send"):
+            await self.sync.send(source, version)
         if self._seen.first is None:
             self._seen.first = engines
         await self._prove(targets, version)
 
-    async def _call(self, hook: str, **arguments: Any) -> None:
-        for key in self.hooks.names(hook):
-            await self.hooks.acall(key, hook, **arguments)
+    async def close(self) -> None:
+        """Release what the sync holds. May be called at any time, and more than once."""
+        with blaming(self.name, "close"):
+            await self.sync.close()
 
     async def _prove(self, targets: Sequence[SyncTarget], version: int) -> None:
         failed: dict[str, RunError] = {}

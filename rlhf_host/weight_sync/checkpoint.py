@@ -8,9 +8,7 @@ from pathlib import Path
 from pydantic import Field, PositiveInt
 
 from rlhf_host.errors import RunError
-from rlhf_host.hookspecs import hookimpl
-from rlhf_host.protocols import SyncTarget, WeightSource
-from rlhf_host.records.needs import RunContext
+from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart
 from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions
 
 SHARDS = "rlhf_host.weight_sync.weight_files"
@@ -34,10 +32,10 @@ class Checkpoint(RemoteSync):
         self._directory: Path | None = options.directory
         self._written: int | None = None
 
-    @hookimpl
-    def run_started(self, context: RunContext) -> None:
-        if self._directory is None and context.run_dir is not None:
-            self._directory = context.run_dir / "weights"
+    def start(self, start: WeightSyncStart) -> WeightSync:
+        if self._directory is None and start.run_dir is not None:
+            self._directory = start.run_dir / "weights"
+        return self
 
     async def transfer(self, source: WeightSource, targets: Sequence[SyncTarget], version: int) -> None:
         if self._directory is None:

@@ -6,25 +6,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhf_host.errors import RunError
-from rlhf_host.hookspecs import hookimpl
-from rlhf_host.protocols import SyncTarget
-from rlhf_host.records.needs import Needs
+from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 
 
 class InProcess:
+    traits = WeightSyncTraits(in_place=True)
+
     def __init__(self, options: Any):
         self.targets: list[SyncTarget] = []
 
-    @hookimpl
-    def needs(self) -> Needs:
-        return Needs(in_place=True)
+    def start(self, start: WeightSyncStart) -> WeightSync:
+        return self
 
-    @hookimpl
-    def sync_connect(self, targets: Sequence[SyncTarget]) -> None:
+    async def connect(self, targets: Sequence[SyncTarget]) -> None:
         self.targets = list(targets)
 
-    @hookimpl
-    def sync_weights(self, source: Any, version: int) -> None:
+    async def send(self, source: WeightSource, version: int) -> None:
         for target in self.targets:
             if not target.in_place:
                 raise RunError(
@@ -33,6 +30,5 @@ class InProcess:
                 )
             target.engine.set_version(version)
 
-    @hookimpl
-    def sync_close(self) -> None:
+    async def close(self) -> None:
         self.targets = []

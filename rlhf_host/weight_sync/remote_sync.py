@@ -9,9 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from rlhf_host.errors import LostError, RunError, UserError
-from rlhf_host.hookspecs import hookimpl
-from rlhf_host.protocols import SyncTarget, WeightSource
-from rlhf_host.records.needs import Needs
+from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 
 TRAINER = "trainer"
 GRACE_S = 3.0
@@ -58,9 +56,12 @@ class RemoteSync:
         self.targets: list[SyncTarget] = []
         self._held: dict[str, tuple[Any, int]] = {}
 
-    @hookimpl
-    def needs(self) -> Needs:
-        return Needs(in_place=False, rounded_weights=self.options.dtype != "auto")
+    @property
+    def traits(self) -> WeightSyncTraits:
+        return WeightSyncTraits(in_place=False, rounded=self.options.dtype != "auto")
+
+    def start(self, start: WeightSyncStart) -> WeightSync:
+        return self
 
     async def transfer(self, source: WeightSource, targets: Sequence[SyncTarget], version: int) -> None:
         raise NotImplementedError
@@ -68,13 +69,11 @@ class RemoteSync:
     async def release(self) -> None:
         """Frees groups, memory and connections at both ends, also after a failure. May be called any number of times."""
 
-    @hookimpl
-    async def sync_connect(self, targets: Sequence[SyncTarget]) -> None:
+    async def connect(self, targets: Sequence[SyncTarget]) -> None:
         await self.release()
         self.targets = list(targets)
 
-    @hookimpl
-    async def sync_weights(self, source: WeightSource, version: int) -> None:
+    async def send(self, source: WeightSource, version: int) -> None:
         behind = [target for target in self.targets if not self._holds(target, version)]
         if not behind:
             return
@@ -92,8 +91,7 @@ class RemoteSync:
             target.engine.set_version(version)
             self._held[target.name] = (target.engine, version)
 
-    @hookimpl
-    async def sync_close(self) -> None:
+    async def close(self) -> None:
         await self.release()
         self.targets = []
 

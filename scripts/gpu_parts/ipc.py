@@ -40,10 +40,10 @@ def rate(machine: Machine) -> tuple[float, dict[str, Any]]:
                 _change(model)
                 finish(machine)
                 started = time.perf_counter()
-                await plugin.sync_weights(source, version)
+                await plugin.send(source, version)
                 seconds.append(time.perf_counter() - started)
                 await _compare(engines, model)
-            await plugin.sync_close()
+            await plugin.close()
 
         asyncio.run(scenario())
     size = sum(weight.nbytes for weight in model.parameters()) / GB
@@ -66,20 +66,20 @@ def killed(machine: Machine) -> tuple[float, dict[str, Any]]:
 
         async def scenario() -> None:
             plugin = await _connected(machine, [stays, victim])
-            await plugin.sync_weights(LocalSource(model), 0)
+            await plugin.send(LocalSource(model), 0)
             _change(model)
             try:
-                await plugin.sync_weights(LocalSource(model, deadly), 1)
+                await plugin.send(LocalSource(model, deadly), 1)
             except RunError as error:
                 times.append(time.perf_counter())
                 if "engine e1: the engine's process has ended" not in str(error):
                     raise RuntimeError(f"the dead engine is not named: {error}") from error
             else:
                 raise RuntimeError("a sync went well although a receiver was killed in it")
-            await plugin.sync_connect(_targets([stays]))
-            await plugin.sync_weights(LocalSource(model), 1)
+            await plugin.connect(_targets([stays]))
+            await plugin.send(LocalSource(model), 1)
             await _compare([stays], model)
-            await plugin.sync_close()
+            await plugin.close()
 
         asyncio.run(scenario())
     gc.collect()
@@ -155,7 +155,7 @@ def _targets(engines: list[EngineProcess]) -> list[SyncTarget]:
 
 async def _connected(machine: Machine, engines: list[EngineProcess]) -> IPC:
     plugin = IPC(IPC.Options(bucket_mb=machine.size(256, 1), timeout_s=120))
-    await plugin.sync_connect(_targets(engines))
+    await plugin.connect(_targets(engines))
     return plugin
 
 

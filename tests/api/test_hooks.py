@@ -138,11 +138,11 @@ def test_hook_run_started_comes_before_anything_is_sampled(whole):
     assert context.tokenizer.decode([13])
     assert set(context.roles) == {"actor"}
     assert not context.resumed
-    assert whole.order.index("run_started") < min(whole.order.index(hook) for hook in ("sync_weights", "agent_reset", "score"))
+    assert whole.order.index("run_started") < min(whole.order.index(hook) for hook in ("send", "agent_reset", "score"))
 
 
 def test_hook_run_finished_comes_last_and_after_a_failure_too(run, whole):
-    assert whole.order[-1] == "run_finished"
+    assert whole.order[-2:] == ["run_finished", "close"], "of the weight sync"
     (call,) = whole.of("run_finished")
     assert (call["outcome"].status, call["outcome"].step, call["outcome"].error) == ("finished", 2, None)
     assert "eval/reward/mean" in call["outcome"].metrics
@@ -300,10 +300,11 @@ def test_hook_importance_weights_multiply_into_corrected_terms_only(run):
     assert row["loss/corrected"] == pytest.approx(0.125)
     assert row["loss/plain"] == pytest.approx(1.0)
     for call in record.of("importance_weights"):
-        assert not call["old_logprobs"].requires_grad
-        assert not call["logprobs"].requires_grad
-        assert call["old_logprobs"].equal(call["logprobs"]), "one update per batch"
-        assert set(call["versions"][call["mask"]].tolist()) == {call["version"]}
+        logprobs, batch = call["logprobs"], call["batch"]
+        assert not any(each.requires_grad for each in logprobs)
+        assert logprobs.old.equal(logprobs.current), "one update per batch"
+        assert logprobs.sampler.equal(batch.sampler_logprobs)
+        assert set(batch.versions[batch.action_mask].tolist()) == {batch.version}
 
 
 def test_hook_prepare_batch_is_what_its_own_worker_hooks_see(run):
@@ -392,16 +393,18 @@ def test_hook_compute_loss_is_asked_of_plugins_that_train_the_role():
 # --- weights ------------------------------------------------------------------------------------
 
 
-def test_hook_sync_connect_is_given_the_engines_once(whole):
-    (call,) = whole.of("sync_connect")
+def test_a_weight_sync_is_started_with_the_run_and_connected_to_the_engines_once(whole):
+    (start,) = whole.of("start")
+    assert start["start"].run_dir == whole.run_dir
+    (call,) = whole.of("connect")
     (target,) = call["targets"]
     assert target.name
-    assert target.engine.version == whole.of("sync_weights")[-1]["version"]
-    assert whole.order.index("sync_connect") < whole.order.index("sync_weights")
+    assert target.engine.version == whole.of("send")[-1]["version"]
+    assert whole.order.index("connect") < whole.order.index("send")
 
 
-def test_hook_sync_weights_gives_each_step_its_version(whole):
-    versions = [call["version"] for call in whole.of("sync_weights")]
+def test_a_weight_sync_gives_each_step_its_version(whole):
+    versions = [call["version"] for call in whole.of("send")]
     assert versions == sorted(set(versions))
     assert len(versions) == 3, "before the first step, and after each"
     for call, version in zip(
@@ -411,9 +414,9 @@ def test_hook_sync_weights_gives_each_step_its_version(whole):
         assert sampled == {version}
 
 
-def test_hook_sync_close_ends_what_sync_connect_began(whole):
-    assert whole.order.count("sync_close") == 1
-    assert whole.order.index("sync_close") > max(i for i, hook in enumerate(whole.order) if hook == "sync_weights")
+def test_a_weight_sync_is_closed_last(whole):
+    assert whole.order.count("close") == 1
+    assert whole.order.index("close") > max(i for i, hook in enumerate(whole.order) if hook in ("send", "run_finished"))
 
 
 # --- reporting and state ------------------------------------------------------------------------

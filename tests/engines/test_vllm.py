@@ -322,9 +322,9 @@ def test_functions_run_beside_it_get_a_loader(rig, monkeypatch):
 def test_it_reads_the_versions_that_a_sync_writes(rig, tmp_path):
     async def main():
         plugin = Checkpoint(Checkpoint.Options(directory=tmp_path, bucket_mb=1))
-        await plugin.sync_connect([SyncTarget("engine", rig.engine)])
-        await plugin.sync_weights(LocalSource(rig.model), 40)
-        await plugin.sync_close()
+        await plugin.connect([SyncTarget("engine", rig.engine)])
+        await plugin.send(LocalSource(rig.model), 40)
+        await plugin.close()
 
     rig.train(40)
     asyncio.run(main())

@@ -7,21 +7,15 @@ import pytest
 import torch
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
 
-from rlhf_host import Metric
+from rlhf_host import Metric, PolicyLogprobs
 from rlhf_host.training.reduction import reduced
 
 
 def ours(plugin, case, **options):
     """``[B, T]`` weights; NaN stands wherever the batch is masked."""
-    given = {
-        "old_logprobs": case.batch.old_logprobs,
-        "sampler_logprobs": case.batch.sampler_logprobs,
-        "logprobs": case.logprobs.masked_fill(~case.mask, float("nan")),
-        "advantages": case.batch.advantages,
-        "mask": case.mask,
-    }
-    hook = plugin(plugin.Options(**options)).importance_weights
-    found = hook(**{name: given[name] for name in hook.__code__.co_varnames[1 : hook.__code__.co_argcount]})
+    current = case.logprobs.masked_fill(~case.mask, float("nan"))
+    logprobs = PolicyLogprobs(current, case.batch.old_logprobs, case.batch.sampler_logprobs)
+    found = plugin(plugin.Options(**options)).importance_weights(logprobs, case.batch)
     return found if found.dim() == 2 else torch.where(case.mask, found.unsqueeze(-1), 1.0)
 
 

@@ -11,14 +11,26 @@ import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
 
-from rlhf_host import Drop, LossTerm, Metric, RunError, Stop, hookimpl
+from rlhf_host import Drop, LossTerm, Metric, PolicyLogprobs, RunError, Stop, hookimpl
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.answers import other_answer
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.threads import Threads
 
-ARGUMENTS = {"experience", "rewards", "group", "step", "metrics", "mask", "role", "outputs", "batch", "trajectories", "tasks"}
+ARGUMENTS = {
+    "experience",
+    "rewards",
+    "group",
+    "step",
+    "metrics",
+    "logprobs",
+    "role",
+    "outputs",
+    "batch",
+    "trajectories",
+    "tasks",
+}
 
 
 def manager(**hooks):
@@ -48,7 +60,8 @@ def spec_arguments(hook):
 def arguments(hook):
     """What the host would give, small."""
     batch = make_batch([2, 3], rewards=[1.0, 2.0])
-    given = {"experience": batch, "batch": batch, "rewards": batch.rewards, "mask": batch.action_mask, "metrics": {"loss": 1.0}}
+    logprobs = PolicyLogprobs(*(torch.zeros(2, 3) for _ in range(3)))
+    given = {"experience": batch, "batch": batch, "rewards": batch.rewards, "logprobs": logprobs, "metrics": {"loss": 1.0}}
     given |= {"tasks": [1, 2], "trajectories": [1, 2], "step": 1, "group": "g", "role": "actor"}
     return {name: given.get(name) for name in spec_arguments(hook)}
 
@@ -182,8 +195,9 @@ def test_a_generator_is_watched_to_its_end():
 
 
 def test_the_weights_arguments_may_not_be_changed_and_the_rewards_may():
-    with pytest.raises(RunError, match="extension:p0 changed a tensor in importance_weights"):
-        manager(importance_weights=lambda mask: mask.zero_()).one("importance_weights", **arguments("importance_weights"))
+    change = manager(importance_weights=lambda logprobs, **_: logprobs.sampler.mul_(2))
+    with pytest.raises(RunError, match="extension:p0 changed logprobs in importance_weights"):
+        change.one("importance_weights", **arguments("importance_weights"))
     own, given = manager(transform_rewards=lambda rewards, **_: rewards.mul_(2)), arguments("transform_rewards")
     given["rewards"] = given["rewards"].clone()
     assert own.one("transform_rewards", **given).tolist() == [2.0, 4.0]
@@ -265,7 +279,7 @@ def test_a_loss_term_is_made_of_a_tensor():
 def test_hooks_whose_answers_are_used_have_a_rule_for_them():
     free = {hook for hook, rule in RULES.items() if not rule.gives}
     assert free == {
-        *("check_run", "run_started", "run_finished", "agent_close", "sync_connect", "sync_weights", "sync_close", "adjust"),
+        *("check_run", "run_started", "run_finished", "agent_close", "adjust"),
         *("log_metrics", "log_trajectories", "load_state_dict"),
         "score",  # what it gets wrong leaves trajectories unjudged
     }

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rlhf_host import EpisodeFailed, PluginError, RunError, Step, UserError, hookimpl
+from rlhf_host import EpisodeFailed, Needs, PluginError, RunError, Step, UserError, hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import HookFailed, Loaded, PluginManager
 
@@ -247,14 +247,29 @@ def test_an_argument_the_hook_does_not_have_is_named(argument, hint):
         manager(reward_a=plugin())
 
 
-def test_an_argument_that_moved_says_where_to():
+def test_what_the_contract_had_before_says_what_to_write_instead():
     class Old:
         @hookimpl
-        def importance_weights(self, logprobs, sampler_logprobs, current_logprobs, mask): ...
+        def importance_weights(self, logprobs, sampler_logprobs, mask): ...
 
-    moved = "which is `logprobs` now, and what was `logprobs` is `old_logprobs`"
-    with refuses(f"algo:a (dist-a 1.0): importance_weights() takes 'current_logprobs', {moved}"):
+    class OldSync:
+        @hookimpl
+        def sync_weights(self, source, version): ...
+
+    class OldNeeds:
+        @hookimpl
+        def needs(self):
+            return Needs(unit_rows=True)
+
+    page = "(the page 'From 0.9 to 0.10' has examples)"
+    moved = f"which is no argument of importance_weights; is logprobs.sampler now {page}"
+    with refuses(f"algo:a (dist-a 1.0): importance_weights() takes 'sampler_logprobs', {moved}"):
         manager(algo_a=Old())
+    moved = f"; a weight sync is an object with connect, send and close now (rlhf_host.protocols.WeightSync) {page}"
+    with refuses(f"extension:a (dist-a 1.0) implements 'sync_weights', which is not a hook{moved}"):
+        manager(extension_a=OldSync())
+    with pytest.raises(RunError, match=re.escape(f"keyword argument 'unit_rows'; is of AlgoNeeds now {page}")):
+        manager(algo_a=OldNeeds()).one("needs")
 
 
 def test_plugins_that_join_later_are_called_after_the_others_and_alone():
@@ -380,15 +395,15 @@ def test_coroutines_run_on_the_loop_and_other_hooks_too():
             return threading.current_thread().name
 
         @hookimpl
-        def sync_close(self):
+        def run_finished(self, outcome):
             return threading.current_thread().name
 
     plugins = manager(agent_a=Loop(), extension_b=Starts())
     here = threading.current_thread().name
     assert run(plugins.acall(plugins.names("agent_run")[0], "agent_run", episode=None, policy=None)) == [here]
     assert run(plugins.acall(plugins.names("run_started")[0], "run_started", context=None)) == here
-    assert run(plugins.acall(plugins.names("sync_close")[0], "sync_close")) == here
-    assert run(plugins.acall("extension:b", "sync_weights", source=None, version=1)) is None
+    assert run(plugins.acall(plugins.names("run_finished")[0], "run_finished", outcome=None)) == here
+    assert run(plugins.acall("extension:b", "agent_close", episode=None)) is None
 
 
 @pytest.mark.parametrize("way", ["coroutine", "thread", "coroutine from a thread"])

@@ -11,8 +11,11 @@ from rlhf_host import (
     LOSS,
     SEQUENCE_MEAN_TOKEN_SUM,
     TOKEN_MEAN,
+    AgentNeeds,
     Aggregation,
+    AlgoNeeds,
     Batch,
+    CorrectionNeeds,
     Experience,
     Extra,
     Forbid,
@@ -104,10 +107,24 @@ def test_needs_are_hashable_values_that_merge():
     assert hash(Output("distribution", role="teacher", top=4)) == hash(Output("distribution", "teacher", 4))
 
 
-@pytest.mark.parametrize(("field", "value"), [("weights", "tokn"), ("min_group_size", -3), ("min_group_size", "4")])
-def test_needs_that_there_are_not_are_refused(field, value):
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (AlgoNeeds, "weights", "tokn"),
+        (CorrectionNeeds, "weights", None),
+        (Needs, "min_group_size", -3),
+        (AgentNeeds, "min_group_size", "4"),
+    ],
+)
+def test_needs_that_there_are_not_are_refused(kind, field, value):
     with pytest.raises(ValueError, match=f"Needs: {field} is .*, not {value!r}"):
-        Needs(**{field: value})
+        kind(**{field: value})
+
+
+def test_needs_of_a_kind_are_those_given_or_its_defaults():
+    own = AgentNeeds(rewards=False, server=True)
+    assert AgentNeeds.of(own) is own
+    assert AlgoNeeds.of(own) == AlgoNeeds.of(None) == AlgoNeeds()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_host import Drop, EpisodeFailed, Needs, Reward, RunError, Step, hookimpl
+from rlhf_host import AgentNeeds, Drop, EpisodeFailed, Needs, Reward, RunError, Step, hookimpl
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.waves import Waves
 from rlhf_host.records.episodes import Generation
@@ -113,7 +113,7 @@ class Turns:
 
     @hookimpl
     def needs(self):
-        return Needs(episodes_at_once=2) if "few at once" in self.world.has else Needs()
+        return AgentNeeds(episodes_at_once=2) if "few at once" in self.world.has else Needs()
 
 
 class Own(Turns):

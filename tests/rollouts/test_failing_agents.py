@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from rlhf_host import Needs, RunError, Step, UserError, hookimpl
+from rlhf_host import AgentNeeds, RunError, Step, UserError, hookimpl
 from rlhf_host.config.schema import RolloutConfig
 
 from .playing import Guess, Length, Own, load
@@ -272,7 +272,7 @@ def test_a_deadline_begins_when_an_episode_does(collect):
 
         @hookimpl
         def needs(self):
-            return Needs(rewards=False, episodes_at_once=1)
+            return AgentNeeds(rewards=False, episodes_at_once=1)
 
         @hookimpl
         async def agent_run(self, episode, policy):

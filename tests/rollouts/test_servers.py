@@ -35,7 +35,7 @@ class Server:
 '''
 AGENT = '''
 from pydantic import BaseModel
-from rlhf_host import Needs, hookimpl
+from rlhf_host import AgentNeeds, hookimpl
 
 class Asking:
     """An agent that asks for an endpoint."""
@@ -48,7 +48,7 @@ class Asking:
 
     @hookimpl
     def needs(self):
-        return Needs(server=self.options.says)
+        return AgentNeeds(server=self.options.says)
 
     @hookimpl
     async def agent_run(self, episode, policy):

@@ -375,7 +375,7 @@ def test_what_cannot_run_ahead_is_refused(site, tiny_model, prompts, more, reaso
 OVERLAP_SAFE = """
 import asyncio, json, os, pathlib, random
 from pydantic import BaseModel
-from rlhf_host import Needs, hookimpl
+from rlhf_host import RewardNeeds, hookimpl
 
 class Slow:
     class Options(BaseModel):
@@ -384,7 +384,7 @@ class Slow:
         self.begun, self.scored = [], []
     @hookimpl
     def needs(self):
-        return Needs(overlap_safe=True)
+        return RewardNeeds(overlap_safe=True)
     @hookimpl
     async def score(self, trajectories):
         self.begun.append(trajectories[0].group_id)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import rlhf_host
-from rlhf_host import LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
+from rlhf_host import AlgoNeeds, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.training import assemble
@@ -38,7 +38,7 @@ class Dpo:
     def needs(self):
         roles = (RoleNeed("actor", trainable=True), RoleNeed("reference"))
         outputs = (Output("logprobs", "reference"),)
-        return Needs(data="preference", rewards=False, unit_rows=True, roles=roles, outputs=outputs)
+        return AlgoNeeds(data="preference", rewards=False, unit_rows=True, roles=roles, outputs=outputs)
 
     @hookimpl
     def compute_loss(self, role, outputs, batch):

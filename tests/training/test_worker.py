@@ -45,8 +45,8 @@ class Weights:
     """A correction that depends on the row alone."""
 
     @hookimpl
-    def importance_weights(self, old_logprobs, sampler_logprobs, mask):
-        return torch.where(mask, (old_logprobs - sampler_logprobs).exp().clamp(max=1.5), 1.0)
+    def importance_weights(self, logprobs, batch):
+        return torch.where(batch.action_mask, (logprobs.old - logprobs.sampler).exp().clamp(max=1.5), 1.0)
 
 
 def manager(*plugins):
@@ -119,7 +119,8 @@ def test_a_backend_hears_which_micro_batch_is_the_last(tiny_model):
 def test_weights_of_several_corrections_are_multiplied(tiny_model):
     class Half:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             return torch.where(mask, 0.5, 1.0)
 
     once, _ = gradient(tiny_model, batch("recompute"), [Weights()], loss="pg")
@@ -299,14 +300,16 @@ def test_corrections_in_sampler_mode_only_gate(tiny_model):
 
     class HalfAndZero:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             weights = torch.full(mask.shape, 0.5)
             weights[:, 0] = 0.0
             return weights
 
     class FirstTokenOut:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             weights = torch.ones(mask.shape)
             weights[:, 0] = 0.0
             return weights
@@ -324,11 +327,12 @@ def test_corrections_see_the_old_and_the_current_policy_and_masked_weights_may_b
 
     class Both:
         @hookimpl
-        def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, mask, versions, version):
-            assert not logprobs.requires_grad
-            assert versions.shape == mask.shape
-            assert version == 7
-            seen.append((old_logprobs, logprobs, sampler_logprobs, mask))
+        def importance_weights(self, logprobs, batch):
+            mask = batch.action_mask
+            assert not logprobs.current.requires_grad
+            assert batch.versions.shape == mask.shape
+            assert batch.version == 7
+            seen.append((logprobs.old, logprobs.current, logprobs.sampler, mask))
             return torch.where(mask, 2.0, float("nan"))
 
     data = dataclasses.replace(batch("recompute"), version=7)
@@ -350,7 +354,8 @@ def test_corrections_see_the_old_and_the_current_policy_and_masked_weights_may_b
 def test_correction_metrics_are_over_tokens_in_the_loss_however_they_are_split(tiny_model, budget):
     class ByLength:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             return (mask.sum(-1, keepdim=True) / 4.0 * (mask.sum(-1, keepdim=True) > 1)).expand(mask.shape)
 
     data = batch()
@@ -366,7 +371,8 @@ def test_correction_metrics_are_over_tokens_in_the_loss_however_they_are_split(t
 def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
     class Column:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             return torch.ones(len(mask), 1)
 
     with pytest.raises(
@@ -378,12 +384,14 @@ def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
 def test_weights_of_a_row_are_those_of_all_its_tokens(tiny_model):
     class Rows:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             return torch.where(mask.sum(-1) > 1, mask.sum(-1) / 4.0, float("nan"))  # the row without a token in the loss
 
     class Tokens:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             return (mask.sum(-1, keepdim=True) / 4.0).expand(mask.shape)
 
     found, metrics = gradient(tiny_model, batch(), [Rows(), Weights()])
@@ -403,7 +411,8 @@ class PerRow:
 def test_a_loss_per_row_takes_weights_of_rows(tiny_model):
     class Twice:
         @hookimpl
-        def importance_weights(self, mask):
+        def importance_weights(self, batch):
+            mask = batch.action_mask
             return torch.full((len(mask),), 2.0)
 
     plain, weighed = (run_once(tiny_model, hooks) for hooks in ([PerRow()], [PerRow(), Twice()]))

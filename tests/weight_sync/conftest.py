@@ -64,7 +64,7 @@ def connect(tmp_path: Path):
     async def connected(way: str, engines: list[Any], **options: Any) -> Any:
         given = {"bucket_mb": 1, "timeout_s": 300.0} | ({"directory": tmp_path / "weights"} if way == "checkpoint" else {})
         plugin = WAYS[way](WAYS[way].Options(**(given | options)))
-        await plugin.sync_connect([SyncTarget(f"e{number}", engine) for number, engine in enumerate(engines)])
+        await plugin.connect([SyncTarget(f"e{number}", engine) for number, engine in enumerate(engines)])
         return plugin
 
     return connected

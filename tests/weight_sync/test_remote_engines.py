@@ -35,10 +35,10 @@ def test_after_every_sync_log_probabilities_are_the_trainers(way, tied, engines,
         plugin = await connect(way, engines)
         for version in range(3):
             train(model, version)
-            await plugin.sync_weights(source, version)
+            await plugin.send(source, version)
             assert [engine.version for engine in engines] == [version] * 2
             assert await largest_gap(engines, model, version) <= 1e-4
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -49,9 +49,9 @@ def test_weights_are_cast_before_they_travel(way, engines, models, load, connect
         model = load()
         await engines[0].build(models[False])
         plugin = await connect(way, engines[:1], dtype="bfloat16")
-        await plugin.sync_weights(LocalSource(model), 0)
+        await plugin.send(LocalSource(model), 0)
         held = await engines[0].run("engine_host:weights_here")
-        await plugin.sync_close()
+        await plugin.close()
         for name, weight in model.state_dict().items():
             np.testing.assert_array_equal(held[name], weight.to(torch.bfloat16).float().numpy())
 
@@ -66,9 +66,9 @@ def test_names_may_differ(way, engines, models, load, connect):
         await engines[0].build(models[False])
         names = {"policy.": "", "policy.lm_head.weight": "lm_head.weight", "policy.model.norm.": "model.norm."}
         plugin = await connect(way, engines[:1], rename=names)
-        await plugin.sync_weights(LocalSource(wrapped), 0)
+        await plugin.send(LocalSource(wrapped), 0)
         assert await largest_gap(engines[:1], wrapped["policy"], 0, count=8) <= 1e-4
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -86,14 +86,14 @@ def test_an_engine_that_misses_a_weight_refuses_to_generate(way, engines, models
         with pytest.raises(
             RunError, match=rf"weight sync {way}: version 0 failed: engine e0: no weights came for lm_head.weight"
         ):
-            await plugin.sync_weights(LocalSource(model, partial(in_buckets, kept)), 0)
+            await plugin.send(LocalSource(model, partial(in_buckets, kept)), 0)
         for engine in engines:
             assert engine.version == -1
             with pytest.raises(RunError, match="has no weights of this run"):
                 await engine.generate([3, 4], Sampling(2), (0,))
-        await plugin.sync_weights(LocalSource(model), 0)
+        await plugin.send(LocalSource(model), 0)
         assert await largest_gap(engines, model, 0, count=8) <= 1e-4
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -107,7 +107,7 @@ def test_an_engine_of_another_shape_is_named(way, engines, models, load, connect
         await engines[1].build(write_tiny_model(tmp_path / "narrow", hidden=64, layers=4))
         plugin = await connect(way, engines)
         with pytest.raises(RunError, match=rf"weight sync {way}: version 0 failed: .*engine e1: the weight .* is \[.*64"):
-            await plugin.sync_weights(LocalSource(load()), 0)
+            await plugin.send(LocalSource(load()), 0)
         with pytest.raises(RunError, match="has no weights of this run"):
             await engines[1].generate([3, 4], Sampling(2), (0,))
 
@@ -121,7 +121,7 @@ def test_an_engine_killed_in_mid_sync_is_named_and_can_be_replaced(way, engines,
         for engine in engines:
             await engine.build(models[False])
         plugin = await connect(way, engines)
-        await plugin.sync_weights(LocalSource(model), 0)
+        await plugin.send(LocalSource(model), 0)
         train(model, 1)
 
         def deadly(bucket_bytes):
@@ -133,17 +133,17 @@ def test_an_engine_killed_in_mid_sync_is_named_and_can_be_replaced(way, engines,
         with pytest.raises(
             RunError, match=rf"weight sync {way}: version 1 failed: .*engine e1: the engine's process has ended"
         ):
-            await plugin.sync_weights(LocalSource(model, deadly), 1)
+            await plugin.send(LocalSource(model, deadly), 1)
         assert not engines[1].process.is_alive()
 
         engines[1] = EngineProcess()
         await engines[1].build(models[False])
         with pytest.raises(RunError, match="has no weights of this run"):
             await engines[1].generate([3, 4], Sampling(2), (0,))
-        await plugin.sync_connect([SyncTarget(f"e{number}", engine) for number, engine in enumerate(engines)])
-        await plugin.sync_weights(LocalSource(model), 1)
+        await plugin.connect([SyncTarget(f"e{number}", engine) for number, engine in enumerate(engines)])
+        await plugin.send(LocalSource(model), 1)
         assert await largest_gap(engines, model, 1, count=16) <= 1e-4
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -158,21 +158,21 @@ def test_only_engines_that_are_behind_get_weights(way, engines, models, load, co
         for engine in engines:
             await engine.build(models[False])
         plugin = await connect(way, engines)
-        await plugin.sync_weights(source, 4)
+        await plugin.send(source, 4)
         await engines[1].build(models[False])
 
         asked = []
         engines[0].run, run = lambda function, **_: asked.append(function) or run(function, **_), engines[0].run
         try:
-            await plugin.sync_weights(source, 4)
+            await plugin.send(source, 4)
             assert not [function for function in asked if function.endswith(("receive", "read", "join_receiver"))]
         finally:
             del engines[0].run
         assert await largest_gap(engines, model, 4, count=8) <= 1e-4
         train(model, 3)
-        await plugin.sync_weights(source, 5)
+        await plugin.send(source, 5)
         assert await largest_gap(engines, model, 5, count=8) <= 1e-4
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -205,9 +205,9 @@ def test_a_trainer_of_two_ranks_gathers_together(way, engines, models, load, con
         plugin = await connect(way, engines[:1])
         for version in range(2):
             train(model, version)
-            await plugin.sync_weights(source, version)
+            await plugin.send(source, version)
             assert await largest_gap(engines[:1], model, version, count=8) <= 1e-4
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -221,7 +221,7 @@ def test_no_rank_is_left_waiting_when_an_engine_fails(way, engines, models, load
         await engines[0].build(write_tiny_model(tmp_path / "narrow", hidden=64, layers=4))
         plugin = await connect(way, engines[:1])
         with pytest.raises(RunError, match="engine e0: the weight"):
-            await plugin.sync_weights(source, 0)
+            await plugin.send(source, 0)
         assert source.meet.n_waiting == 0
         assert not source.meet.broken
 
@@ -234,8 +234,8 @@ def test_broadcast_leaves_the_default_process_group_alone(engines, models, load,
     async def scenario():
         await engines[0].build(models[False])
         plugin = await connect("broadcast", engines[:1])
-        await plugin.sync_weights(LocalSource(load()), 0)
-        await plugin.sync_close()
+        await plugin.send(LocalSource(load()), 0)
+        await plugin.close()
 
     asyncio.run(scenario())
     assert not dist.is_initialized()
@@ -254,10 +254,10 @@ def test_broadcast_refuses_weights_that_change_their_shape(engines, models, load
         await engines[0].build(models[False])
         plugin = await connect("broadcast", engines[:1])
         source = LocalSource(load())
-        await plugin.sync_weights(source, 0)
+        await plugin.send(source, 0)
         source._weights._weights = lambda bucket_bytes: in_buckets(named_weights(load(True)), bucket_bytes // 2)
         with pytest.raises(RunError, match="are not those of the first sync"):
-            await plugin.sync_weights(source, 1)
+            await plugin.send(source, 1)
 
     asyncio.run(scenario())
 
@@ -269,11 +269,11 @@ def test_shared_memory_is_gone_after_the_end(engines, models, load, connect):
         names = set(Path("/dev/shm").iterdir())
         await engines[0].build(models[False])
         plugin = await connect("ipc", engines[:1])
-        await plugin.sync_weights(LocalSource(load()), 0)
+        await plugin.send(LocalSource(load()), 0)
         assert shared_mappings() > 0
         assert await engines[0].run("engine_host:shared_memory_here") > 0
         assert set(Path("/dev/shm").iterdir()) <= names
-        await plugin.sync_close()
+        await plugin.close()
         assert shared_mappings() == 0
         assert await engines[0].run("engine_host:shared_memory_here") == 0
 
@@ -291,9 +291,9 @@ def test_a_late_engine_reads_what_was_written(engines, models, load, connect, tm
         for engine in engines:
             await engine.build(models[False])
         source, plugin = LocalSource(model, gathered), await connect("checkpoint", engines[:1])
-        await plugin.sync_weights(source, 7)
-        await plugin.sync_connect([SyncTarget(f"e{number}", engine) for number, engine in enumerate(engines)])
-        await plugin.sync_weights(source, 7)
+        await plugin.send(source, 7)
+        await plugin.connect([SyncTarget(f"e{number}", engine) for number, engine in enumerate(engines)])
+        await plugin.send(source, 7)
         assert len(gatherings) == 1
         assert await largest_gap(engines, model, 7, count=8) <= 1e-4
 
@@ -311,7 +311,7 @@ def test_versions_of_another_run_are_overwritten_and_old_ones_removed(engines, m
         plugin = await connect("checkpoint", engines[:1], keep=2)
         for version in (2, 3, 4):
             train(model, version)
-            await plugin.sync_weights(LocalSource(model), version)
+            await plugin.send(LocalSource(model), version)
             assert await largest_gap(engines[:1], model, version, count=8) <= 1e-4
         assert sorted(path.name for path in weights.iterdir()) == ["version-000003", "version-000004"]
 
@@ -327,7 +327,7 @@ def test_what_is_written_is_an_ordinary_checkpoint(engines, models, load, connec
         train(model, 1)
         await engines[0].build(models[True])
         plugin = await connect("checkpoint", engines[:1])
-        await plugin.sync_weights(LocalSource(model), 0)
+        await plugin.send(LocalSource(model), 0)
         written = tmp_path / "weights" / "version-000000"
         AutoConfig.from_pretrained(models[True]).save_pretrained(written)
         again = AutoModelForCausalLM.from_pretrained(written)

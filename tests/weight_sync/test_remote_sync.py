@@ -64,18 +64,18 @@ class Stub:
 def test_in_process_moves_nothing_but_the_version():
     model = torch.nn.Linear(2, 2)
     plugin, engine = InProcess(None), Stub(model)
-    plugin.sync_connect([SyncTarget("local", engine, in_place=True)])
-    plugin.sync_weights(LocalSource(model), 3)
+    asyncio.run(plugin.connect([SyncTarget("local", engine, in_place=True)]))
+    asyncio.run(plugin.send(LocalSource(model), 3))
     assert engine.version == 3
 
 
 def test_in_process_refuses_engines_with_weights_of_their_own():
     plugin, engine = InProcess(None), Stub()
-    plugin.sync_connect([SyncTarget("e0", engine)])
+    asyncio.run(plugin.connect([SyncTarget("e0", engine)]))
     with pytest.raises(
         RunError, match="engine e0 holds weights of its own: in_process cannot update it; choose another --sync"
     ):
-        plugin.sync_weights(LocalSource(torch.nn.Linear(2, 2)), 3)
+        asyncio.run(plugin.send(LocalSource(torch.nn.Linear(2, 2)), 3))
     assert engine.version == -1
 
 
@@ -84,8 +84,8 @@ def test_sending_to_an_engine_that_shares_the_module_is_refused():
 
     async def scenario():
         plugin = Broadcast(Broadcast.Options())
-        await plugin.sync_connect([SyncTarget("local", Stub(model), in_place=True)])
-        await plugin.sync_weights(LocalSource(model), 0)
+        await plugin.connect([SyncTarget("local", Stub(model), in_place=True)])
+        await plugin.send(LocalSource(model), 0)
 
     with pytest.raises(UserError, match=r"engine local samples from the trainer's own weights.*--sync in_process"):
         asyncio.run(scenario())
@@ -94,8 +94,8 @@ def test_sending_to_an_engine_that_shares_the_module_is_refused():
 def test_ipc_refuses_an_engine_on_another_machine():
     async def scenario():
         plugin = IPC(IPC.Options())
-        await plugin.sync_connect([SyncTarget("e0", Stub(machine="elsewhere"))])
-        await plugin.sync_weights(LocalSource(torch.nn.Linear(2, 2)), 0)
+        await plugin.connect([SyncTarget("e0", Stub(machine="elsewhere"))])
+        await plugin.send(LocalSource(torch.nn.Linear(2, 2)), 0)
 
     with pytest.raises(UserError, match=r"engine e0 is not on the trainer's machine.*--sync broadcast"):
         asyncio.run(scenario())

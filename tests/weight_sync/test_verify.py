@@ -45,7 +45,7 @@ def test_a_skipped_sync_is_caught(way, engines, models, load, connect):
         for engine in engines:
             await engine.build(models[False])
         plugin = await connect(way, engines)
-        await plugin.sync_weights(source, 0)
+        await plugin.send(source, 0)
         assert await verify_sync(targets, actor(model), 0, PROMPT) <= 1e-5
 
         with torch.no_grad():  # about as far as a few updates go
@@ -58,9 +58,9 @@ def test_a_skipped_sync_is_caught(way, engines, models, load, connect):
         ):
             await verify_sync(targets, actor(model), 1, PROMPT)
 
-        await plugin.sync_weights(source, 2)
+        await plugin.send(source, 2)
         assert await verify_sync(targets, actor(model), 2, PROMPT) <= 1e-5
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 
@@ -71,14 +71,14 @@ def test_an_engine_that_was_left_out_is_named(engines, models, load, connect):
         for engine in engines:
             await engine.build(models[False])
         plugin = await connect("ipc", engines)
-        await plugin.sync_weights(LocalSource(model), 0)
+        await plugin.send(LocalSource(model), 0)
         train(model, 1)
-        await plugin.sync_connect([SyncTarget("e0", engines[0])])
-        await plugin.sync_weights(LocalSource(model), 1)
+        await plugin.connect([SyncTarget("e0", engines[0])])
+        await plugin.send(LocalSource(model), 1)
         targets = [SyncTarget(f"e{i}", engine) for i, engine in enumerate(engines)]
         with pytest.raises(RunError, match=r"engine e1 samples under version \[0\] after the sync of version 1"):
             await verify_sync(targets, actor(model), 1, PROMPT)
-        await plugin.sync_close()
+        await plugin.close()
 
     asyncio.run(scenario())
 

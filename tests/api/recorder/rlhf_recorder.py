@@ -25,6 +25,7 @@ from rlhf_host import (
     UserError,
     hookimpl,
 )
+from rlhf_host.protocols import WeightSyncTraits
 
 
 @dataclass
@@ -192,10 +193,9 @@ class Extension(Plugin):
         return {"row": experience.rewards.clone(), "weight": self.options.factor}
 
     @hookimpl
-    def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, advantages, mask, versions, version):
-        arguments = {"old_logprobs": old_logprobs, "logprobs": logprobs, "sampler_logprobs": sampler_logprobs}
-        note(self, "importance_weights", **arguments, versions=versions, version=version, mask=mask)
-        return logprobs.new_full(mask.shape, self.options.factor)
+    def importance_weights(self, logprobs, batch):
+        note(self, "importance_weights", logprobs=logprobs, batch=batch)
+        return logprobs.current.new_full(batch.action_mask.shape, self.options.factor)
 
     @hookimpl
     def compute_loss(self, role, batch):
@@ -301,17 +301,20 @@ class Tracker(Plugin):
 
 
 class Sync(Plugin):
-    @hookimpl
-    async def sync_connect(self, targets):
-        note(self, "sync_connect", targets=targets)
+    traits = WeightSyncTraits()
+
+    def start(self, start):
+        note(self, "start", start=start)
+        return self
+
+    async def connect(self, targets):
+        note(self, "connect", targets=targets)
         self.targets = targets
 
-    @hookimpl
-    def sync_weights(self, source, version):
-        note(self, "sync_weights", source=source, version=version)
+    async def send(self, source, version):
+        note(self, "send", source=source, version=version)
         for target in self.targets:
             target.engine.set_version(version)
 
-    @hookimpl
-    def sync_close(self):
-        note(self, "sync_close")
+    async def close(self):
+        note(self, "close")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host import Advantages, Batch, Experience, LossTerm, Needs, Output, Outputs, RoleNeed, hookimpl
+from rlhf_host import Advantages, AlgoNeeds, Batch, Experience, LossTerm, Output, Outputs, RoleNeed, hookimpl
 
 
 class Distil:
@@ -20,8 +20,8 @@ class Distil:
         self.options = options
 
     @hookimpl
-    def needs(self) -> Needs:
-        return Needs(
+    def needs(self) -> AlgoNeeds:
+        return AlgoNeeds(
             data="prompts",
             roles=(RoleNeed("actor", trainable=True, source=None), RoleNeed("teacher", source=None)),
             outputs=(Output("distribution", role="teacher", top=self.options.top),),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Episode, EpisodeFailed, Needs, Outcome, Policy, RunContext, Trajectory, UserError, hookimpl
+from rlhf_host import AgentNeeds, Episode, EpisodeFailed, Outcome, Policy, RunContext, Trajectory, UserError, hookimpl
 from rlhf_plugin_nemo_gym.answers import check_tokens, read_answer
 from rlhf_plugin_nemo_gym.rows import PARAMS
 from rlhf_plugin_nemo_gym.servers import Gym, Servers
@@ -71,8 +71,8 @@ class NemoGym:
         self._slots = asyncio.Semaphore(options.at_once)
 
     @hookimpl
-    def needs(self) -> Needs:
-        return Needs(rewards=False, server=True)
+    def needs(self) -> AgentNeeds:
+        return AgentNeeds(rewards=False, server=True)
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Episode, EpisodeFailed, Needs, Policy, Trajectory, UserError, hookimpl, import_file
+from rlhf_host import AgentNeeds, Episode, EpisodeFailed, Policy, Trajectory, UserError, hookimpl, import_file
 from rlhf_plugin_openai_agent.process import run
 from rlhf_plugin_openai_agent.threads import in_thread
 
@@ -58,8 +58,8 @@ class OpenAIAgent:
             raise UserError("openai_agent: agent.command is empty")
 
     @hookimpl
-    def needs(self) -> Needs:
-        return Needs(rewards=not self.options.rewards, episodes_at_once=self.options.at_once, server=True)
+    def needs(self) -> AgentNeeds:
+        return AgentNeeds(rewards=not self.options.rewards, episodes_at_once=self.options.at_once, server=True)
 
     @hookimpl
     async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Episode, EpisodeFailed, Needs, Outcome, Policy, RunContext, Trajectory, UserError, hookimpl
+from rlhf_host import AgentNeeds, Episode, EpisodeFailed, Outcome, Policy, RunContext, Trajectory, UserError, hookimpl
 from rlhf_plugin_verifiers.process import Place, Workers
 from rlhf_plugin_verifiers.rows import ROW
 
@@ -41,8 +41,8 @@ class Verifiers:
         """False once a reward was outside [0, 1]: a mean of scores over the other episodes alone would fall as rewards rise."""
 
     @hookimpl
-    def needs(self) -> Needs:
-        return Needs(rewards=False, episodes_at_once=self.options.at_once * self.options.max_workers, server=True)
+    def needs(self) -> AgentNeeds:
+        return AgentNeeds(rewards=False, episodes_at_once=self.options.at_once * self.options.max_workers, server=True)
 
     @hookimpl
     async def run_started(self, context: RunContext) -> None:

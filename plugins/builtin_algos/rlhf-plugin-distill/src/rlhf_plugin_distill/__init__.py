@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rlhf_host import (
     Advantages,
+    AlgoNeeds,
     Batch,
     Experience,
     LossTerm,
@@ -69,7 +70,7 @@ class OnPolicyDistill:
             return replace(F.policy_needs(self.options, roles=(TEACHER,), outputs=(teacher,)), rewards=False)
         actor = RoleNeed("actor", trainable=True, source=None)
         outputs = (distribution(self.options),)
-        return Needs(data="prompts", roles=(actor, TEACHER), outputs=outputs, rewards=False, weights=None)
+        return AlgoNeeds(data="prompts", roles=(actor, TEACHER), outputs=outputs, rewards=False, weights=None)
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from rlhf_host import Batch, Forbid, LossTerm, Metric, Needs, Outputs, hookimpl
+from rlhf_host import Batch, CorrectionNeeds, Forbid, LossTerm, Metric, Needs, Outputs, PolicyLogprobs, hookimpl
 from rlhf_host import functional as F
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class _Bounding:
         raise NotImplementedError
 
     @hookimpl
-    def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        return self.bounded(old_logprobs.detach(), sampler_logprobs, mask)[0].masked_fill(~mask, 1.0)
+    def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
+        return self.bounded(logprobs.old, logprobs.sampler, batch.action_mask)[0].masked_fill(~batch.action_mask, 1.0)
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
@@ -100,9 +100,10 @@ class IcePop:
         self.options = options
 
     @hookimpl
-    def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
-        ratio = F.importance_ratio(old_logprobs.detach(), sampler_logprobs, mask)
-        return (ratio * ((ratio >= self.options.low) & (ratio <= self.options.high))).masked_fill(~mask, 1.0)
+    def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
+        ratio = F.importance_ratio(logprobs.old, logprobs.sampler, batch.action_mask)
+        within = (ratio >= self.options.low) & (ratio <= self.options.high)
+        return (ratio * within).masked_fill(~batch.action_mask, 1.0)
 
 
 class SequenceTruncate(_Bounding):
@@ -114,16 +115,16 @@ class SequenceTruncate(_Bounding):
 
     @hookimpl
     def needs(self) -> Needs:
-        return Needs(forbids=(AGAIN,), weights="row")
+        return CorrectionNeeds(forbids=(AGAIN,), weights="row")
 
     def bounded(self, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio = _exp(_log_ratio(logprobs, sampler_logprobs, mask)).expand(mask.shape)
         return ratio.clamp(max=self.options.cap), ratio > self.options.cap
 
     @hookimpl
-    def importance_weights(self, old_logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:
+    def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
         """Returns ``[B]`` weights of whole rows, so that losses per row can use them too."""
-        return _exp(_log_ratio(old_logprobs.detach(), sampler_logprobs, mask)).squeeze(-1).clamp(max=self.options.cap)
+        return _exp(_log_ratio(logprobs.old, logprobs.sampler, batch.action_mask)).squeeze(-1).clamp(max=self.options.cap)
 
 
 class SequenceMask(_Bounding):
@@ -182,10 +183,10 @@ class OffPolicyMask:
         self.options = options
 
     @hookimpl
-    def importance_weights(self, logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        drift = F.masked_mean(sampler_logprobs - logprobs, mask, -1).unsqueeze(-1)
-        out = (advantages < 0) & (drift > self.options.delta) & mask
-        return (~out).to(logprobs.dtype)
+    def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
+        drift = F.masked_mean(logprobs.sampler - logprobs.current, batch.action_mask, -1).unsqueeze(-1)
+        out = (batch.advantages < 0) & (drift > self.options.delta) & batch.action_mask
+        return (~out).to(drift.dtype)
 
 
 def _log_ratio(logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> Tensor:

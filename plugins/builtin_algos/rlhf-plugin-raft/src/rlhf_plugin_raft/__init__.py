@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host import Batch, Drop, Group, LossTerm, Metric, Needs, Outputs, RoleNeed, Trajectory, hookimpl
+from rlhf_host import AlgoNeeds, Batch, Drop, Group, LossTerm, Metric, Outputs, RoleNeed, Trajectory, hookimpl
 from rlhf_host import functional as F
 
 
@@ -26,11 +26,11 @@ class RAFT:
         self.options = options
 
     @hookimpl
-    def needs(self) -> Needs:
+    def needs(self) -> AlgoNeeds:
         # Without a limit, more answers than are kept: else there is no choice.
         least = self.options.keep + (self.options.min_reward is None)
         actor = RoleNeed("actor", trainable=True, source=None, lr=2e-5)
-        return Needs(data="prompts", roles=(actor,), min_group_size=least, weights=None)
+        return AlgoNeeds(data="prompts", roles=(actor,), min_group_size=least, weights=None)
 
     @hookimpl
     def keep_group(self, group: Group) -> bool | Drop:

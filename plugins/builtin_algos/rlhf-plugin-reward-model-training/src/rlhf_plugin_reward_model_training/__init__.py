@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Batch, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
+from rlhf_host import AlgoNeeds, Batch, LossTerm, Metric, Output, Outputs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_plugin_reward_model_training.process import ProcessRewardModel
 
@@ -40,9 +40,9 @@ class RewardModel:
         self.options = options
 
     @hookimpl
-    def needs(self) -> Needs:
+    def needs(self) -> AlgoNeeds:
         actor = RoleNeed("actor", head="scalar", trainable=True, source=None, lr=1e-5)
-        return Needs(data="preference", roles=(actor,), outputs=(Output("scores"),), rewards=False, unit_rows=True)
+        return AlgoNeeds(data="preference", roles=(actor,), outputs=(Output("scores"),), rewards=False, unit_rows=True)
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> Iterator[LossTerm | Metric]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Batch, Experience, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
+from rlhf_host import AlgoNeeds, Batch, Experience, LossTerm, Metric, Output, Outputs, RoleNeed, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,10 +31,10 @@ class ProcessRewardModel:
         self.options = options
 
     @hookimpl
-    def needs(self) -> Needs:
+    def needs(self) -> AlgoNeeds:
         actor = RoleNeed("actor", head="scalar", trainable=True, source=None, lr=1e-5)
         outputs, separator = (Output("token_scores"),), self.options.separator
-        return Needs(data="stepwise", roles=(actor,), outputs=outputs, rewards=False, separator=separator)
+        return AlgoNeeds(data="stepwise", roles=(actor,), outputs=outputs, rewards=False, separator=separator)
 
     @hookimpl
     def loss_masks(self, experience: Experience) -> Tensor:

@@ -18,7 +18,7 @@ from rlhf_host import RunError, UserError
 
 FEWEST, MOST, ENOUGH_S = 3, 50, 2.0
 """Calls that are timed: at least, at most, and no more once so much time has passed."""
-NOT_ALONE = ("check_run", "run_started", "run_finished", "sync_connect", "sync_weights", "sync_close")
+NOT_ALONE = ("check_run", "run_started", "run_finished")
 
 
 @dataclass(frozen=True, slots=True)

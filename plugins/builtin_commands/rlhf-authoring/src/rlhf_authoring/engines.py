@@ -62,7 +62,7 @@ class ModuleEngine(ScriptedEngine):
 
 
 class ModuleSource(LocalSource):
-    """What ``sync_weights`` gets as ``source``, with the module at hand, which a run does not give."""
+    """What a weight sync gets as ``source``, with the module at hand, which a run does not give."""
 
     def __init__(self, model: nn.Module):
         super().__init__(model)

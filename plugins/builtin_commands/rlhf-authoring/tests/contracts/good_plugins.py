@@ -3,8 +3,8 @@
 HEAD = '''"""A plugin for tests."""
 from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_host import COMPLETION, Adjust, Advantages, Drop, Forbid, LossTerm, Metric, Needs, Output, Reward, RoleNeed, RunError
-from rlhf_host import Segment, Step, Task, Trajectory, hookimpl
+from rlhf_host import COMPLETION, Adjust, Advantages, AlgoNeeds, Drop, Forbid, LossTerm, Metric, Needs, Output, Reward, RoleNeed
+from rlhf_host import RunError, Segment, Step, Task, Trajectory, hookimpl
 from rlhf_host import functional as F
 
 
@@ -70,7 +70,7 @@ CHOSEN = (
     + """
     @hookimpl
     def needs(self):
-        return Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), min_group_size=2, weights=None)
+        return AlgoNeeds(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), min_group_size=2, weights=None)
 
     @hookimpl
     def make_rows(self, groups):
@@ -96,7 +96,7 @@ PAIRS = (
     def needs(self):
         roles = (RoleNeed("actor", trainable=True, source=None), RoleNeed("reference"))
         outputs = (Output("logprobs", "reference"),)
-        return Needs(data="preference", roles=roles, outputs=outputs, rewards=False, unit_rows=True)
+        return AlgoNeeds(data="preference", roles=roles, outputs=outputs, rewards=False, unit_rows=True)
 
     @hookimpl
     def make_rows(self, groups):
@@ -223,11 +223,12 @@ WEIGHTS = (
     HEAD
     + """
     @hookimpl
-    def importance_weights(self, old_logprobs, sampler_logprobs, mask):
+    def importance_weights(self, logprobs, batch):
         import torch
 
-        gap = torch.where(mask, old_logprobs - sampler_logprobs, 0.0)
-        weights = gap.clamp(-20, 20).exp().clamp(max=2.0).detach()
+        mask = batch.action_mask
+        gap = torch.where(mask, logprobs.old - logprobs.sampler, 0.0)
+        weights = gap.clamp(-20, 20).exp().clamp(max=2.0)
         return weights
 """
 )
@@ -294,28 +295,39 @@ TRACKER = (
 """
 )
 
-SYNC = (
-    HEAD
-    + """
+SYNC = '''"""A plugin for tests."""
+from pydantic import BaseModel, ConfigDict
+from rlhf_host.protocols import WeightSyncTraits
+
+
+class Plugin:
+    """What the tests are about."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    traits = WeightSyncTraits()
     targets = ()
 
-    @hookimpl
-    def sync_connect(self, targets):
+    def __init__(self, options):
+        self.seen = 0
+
+    def start(self, start):
+        return self
+
+    async def connect(self, targets):
         self.targets += tuple(targets)
 
-    @hookimpl
-    async def sync_weights(self, source, version):
+    async def send(self, source, version):
         self.seen += 1
         for target in self.targets:
             if not target.in_place:
                 target.engine.model.load_state_dict(source.model.state_dict())
             target.engine.set_version(version)
 
-    @hookimpl
-    def sync_close(self):
+    async def close(self):
         self.targets = ()
-"""
-)
+'''
 
 KERNELS = '''"""A plugin for tests."""
 import types

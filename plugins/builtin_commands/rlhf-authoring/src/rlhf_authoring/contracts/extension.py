@@ -18,7 +18,7 @@ from rlhf_authoring.contracts.offline_batches import offline_batch
 from rlhf_authoring.contracts.session import METRICS
 from rlhf_authoring.contracts.subject import Subject, check, expect
 from rlhf_authoring.contracts.training import rows_of, training_batch
-from rlhf_host import Adjust, Drop, Experience, Group, Stop, Task
+from rlhf_host import Adjust, Drop, Experience, Group, PolicyLogprobs, Stop, Task
 from rlhf_host.internals import PluginManager, plain_state
 
 SIZES = (4, 2, 3)
@@ -137,20 +137,11 @@ def _correction_batch(subject: Subject) -> Experience:
     return batch
 
 
-def _weights(subject: Subject, batch: Experience, *, grad: bool = False) -> Any:
+def _weights(subject: Subject, batch: Experience) -> Any:
     """What ``importance_weights`` gives for the whole batch, as ``[B, T]``, whichever shape it has."""
     assert batch.old_logprobs is not None
-    old_logprobs = batch.old_logprobs.clone().requires_grad_(grad)
-    weights = subject.manager().one(
-        "importance_weights",
-        old_logprobs=old_logprobs,
-        logprobs=old_logprobs,
-        sampler_logprobs=batch.sampler_logprobs,
-        advantages=batch.advantages,
-        mask=batch.action_mask,
-        versions=batch.versions,
-        version=batch.version,
-    )
+    logprobs = PolicyLogprobs(current=batch.old_logprobs, old=batch.old_logprobs, sampler=batch.sampler_logprobs)
+    weights = subject.manager().one("importance_weights", logprobs=logprobs, batch=batch)
     per_row = isinstance(weights, Tensor) and weights.shape == batch.action_mask.shape[:1]
     return weights.unsqueeze(-1).expand(batch.action_mask.shape) if per_row else weights
 
@@ -162,13 +153,6 @@ def importance_weights_have_shape(subject: Subject) -> None:
     weights = _weights(subject, batch)
     expect(is_finite(weights), "importance_weights are not finite everywhere, outside the mask included")
     expect(bool((weights >= 0).all()), "importance_weights are negative")
-
-
-@check("importance_weights")
-def importance_weights_are_detached(subject: Subject) -> None:
-    """No gradient flows through them."""
-    weights = _weights(subject, _correction_batch(subject), grad=True)
-    expect(not weights.requires_grad, "importance_weights carry a gradient; return weights.detach()")
 
 
 @check("importance_weights")

@@ -12,7 +12,7 @@ from rlhf_authoring.contracts import training
 from rlhf_authoring.contracts.batches import close, is_finite, noise, spoil, widen
 from rlhf_authoring.contracts.subject import Broken, Subject, check, expect
 from rlhf_authoring.contracts.training import Updated, trainable, training_batch, update
-from rlhf_host import Experience, LossTerm, Metric
+from rlhf_host import AlgoNeeds, Experience, LossTerm, Metric
 from rlhf_host.internals import Denominators, PluginManager, Reducer, ask, group_rows
 
 
@@ -87,7 +87,7 @@ def loss_is_the_same_however_split(subject: Subject) -> None:
 
 def _units(subject: Subject, batch: Experience) -> list[list[int]]:
     """The smallest micro-batches that there may be."""
-    return group_rows(batch.unit_id.tolist()) if subject.needs.unit_rows else [[row] for row in range(len(batch))]
+    return group_rows(batch.unit_id.tolist()) if AlgoNeeds.of(subject.needs).unit_rows else [[row] for row in range(len(batch))]
 
 
 def expect_exact(

@@ -37,7 +37,6 @@ HOOKED = (
     "extension",
     "tasks",
     "tracker",
-    "sync",
 )
 """Modules with the checks of plugins that have hooks. Those with a protocol have the common ones and a module of its name."""
 

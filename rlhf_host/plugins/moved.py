@@ -1,0 +1,40 @@
+"""What the contract had in an earlier version, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+
+PAGE = "the page 'From 0.9 to 0.10' has examples"
+
+MOVED = {
+    "hook": dict.fromkeys(
+        ("sync_connect", "sync_weights", "sync_close"),
+        "a weight sync is an object with connect, send and close now (rlhf_host.protocols.WeightSync)",
+    ),
+    "importance_weights": {
+        "old_logprobs": "is logprobs.old now",
+        "current_logprobs": "is logprobs.current now",
+        "sampler_logprobs": "is logprobs.sampler now",
+        "mask": "is batch.action_mask now",
+        **{name: f"is batch.{name} now" for name in ("advantages", "versions", "version")},
+    },
+    "Needs": {
+        "weights": "is of AlgoNeeds now, and for importance_weights of CorrectionNeeds",
+        **dict.fromkeys(("unit_rows", "separator", "ratio"), "is of AlgoNeeds now"),
+        **dict.fromkeys(("episodes_at_once", "server"), "is of AgentNeeds now"),
+        "overlap_safe": "is of RewardNeeds now",
+        **dict.fromkeys(("in_place", "rounded_weights"), "is of WeightSyncTraits now"),
+    },
+}
+"""Place → name that it had → what became of it."""
+
+
+def moved(place: str, name: str) -> str:
+    """Returns what became of a name, after a semicolon; empty for one that never was."""
+    return f"; {MOVED[place][name]} ({PAGE})" if name in MOVED.get(place, {}) else ""
+
+
+def moved_field(error: BaseException) -> str:
+    """Returns what became of a field of ``Needs`` that a plugin still gives; empty for other errors."""
+    field = re.search(r"Needs.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    return moved("Needs", field[1]) if field else ""
