@@ -25,7 +25,7 @@ def install(folder: Path, number: int, code: str) -> None:
     info = folder / f"startup_plugin_{number}-1.0.dist-info"
     info.mkdir()
     name = f"Name: startup-plugin-{number}\nVersion: 1.0\nSummary: One of twenty"
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{name}\nRequires-Dist: rlhf-host<0.10,>=0.9\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\n{name}\nRequires-Dist: rlhf-host<0.11,>=0.10\n")
     (info / "entry_points.txt").write_text(f"[rlhf.rewards]\nstartup_{number} = startup_plugin_{number}:Plugin\n")
 
 

@@ -228,7 +228,7 @@ def prepare(case: Case, folder: Path, model: str | None) -> dict[str, Any]:
     about.mkdir(parents=True)
     (plugin / "bench_rewards.py").write_text(REWARD)
     (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: bench-rewards\nVersion: 1\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+        "Metadata-Version: 2.1\nName: bench-rewards\nVersion: 1\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
     )
     (about / "entry_points.txt").write_text("[rlhf.rewards]\nsevens = bench_rewards:Sevens\n")
     (about / "RECORD").write_text("bench_rewards.py,,\n")

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from rlhf_host.scratch import Scratch
     from rlhf_host.training.session import Session
 
-__version__ = "0.9.0"
+__version__ = "0.10.0"
 
 _HOMES = {
     "rlhf_host.api": "Run evaluate load_run replay rollout session train",

@@ -36,7 +36,17 @@ MODULES = (
 HOST_MADE = frozenset(
     {
         *("Batch", "Distribution", "TopK", "Experience", "Outputs", "RunContext", "ScoreContext", "SyncTarget", "Outcome"),
-        *("Episode", "Group", "EngineStart", "BackendStart", "RuntimeStart", "Use", "SharedRows"),
+        *(
+            "Episode",
+            "Group",
+            "EngineStart",
+            "BackendStart",
+            "RuntimeStart",
+            "WeightSyncStart",
+            "PolicyLogprobs",
+            "Use",
+            "SharedRows",
+        ),
     }
 )
 """Nouns that plugins only ever receive: their new fields may stand anywhere. All others are made by plugins, by position too."""
@@ -76,8 +86,9 @@ def hook_names() -> list[str]:
 
 
 def promised(api: Mapping[str, Any]) -> dict[str, Any]:
-    """The API without what is provisional."""
+    """The API without what is provisional, and without what contract suites alone may import."""
     kept = json.loads(json.dumps(api))
+    kept["names"].pop("rlhf_host.internals", None)
     for name in _provisional():
         owner, _, field = name.partition(".")
         if field:

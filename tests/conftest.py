@@ -135,7 +135,7 @@ def reward_plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about.mkdir()
     (root / "test_rewards.py").write_text(REWARDS)
     (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: test-rewards\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+        "Metadata-Version: 2.1\nName: test-rewards\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
     )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (about / "RECORD").write_text("test_rewards.py,,\n")
@@ -210,7 +210,7 @@ class Site:
         folder.mkdir(exist_ok=True)
 
     def install(
-        self, distribution, entry_points, modules=None, requires=("rlhf-host>=0.9,<0.10",), version="1.0", summary="A summary."
+        self, distribution, entry_points, modules=None, requires=("rlhf-host>=0.10,<0.11",), version="1.0", summary="A summary."
     ):
         """``entry_points``: group → ``name = module:attribute`` lines; ``modules``: path → source."""
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-WHEEL = HERE / "rlhf_plugin_first_api-0.9.0-py3-none-any.whl"
-BUILT_THEN = "64fb69c199f20e8d500ee5955749441f3021af3f56be76340c196cf78d930476"
+WHEEL = HERE / "rlhf_plugin_first_api-0.10.0-py3-none-any.whl"
+BUILT_THEN = "ae1fbf2ac15f94406c49aa8b28aa2b78e385bd26ca9fb6d27cb11d224c287b41"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_its_source_stands_beside_it():
 def test_it_is_listed_as_fit_for_this_host(rlhf):
     listed = json.loads(rlhf("plugins", "--json"))
     found = {row["name"]: row["status"] for row in listed if row["distribution"] == "rlhf-plugin-first-api"}
-    assert len(found) == 9
+    assert len(found) == 10
     assert set(found.values()) == {"ok"}
 
 
@@ -75,7 +75,7 @@ def test_every_hook_of_the_first_api_is_called_in_a_run_and_its_resumption(rlhf,
     rlhf("train", "--resume", run_dir, "--train.steps", "3")
     report = json.loads((run_dir / "first_api.json").read_text())
     hooks = json.loads((HERE / "first_api.json").read_text())["hooks"]
-    assert set(report["calls"]) == set(hooks) - {"agent_run"}
+    assert set(report["calls"]) == set(hooks) - {"agent_run", "make_rows"}
     assert report["status"] == "finished"
     assert report["steps"] == 3, "two steps, and one more after the state came back"
     metrics = rows(run_dir)
@@ -96,6 +96,13 @@ def test_what_it_cannot_judge_says_why(rlhf, flags, tmp_path):
     rlhf("train", *flags, *doubt, "--agent", "first_agent", "--train.steps", "1", "--run-dir", run_dir, "--trajectories.tokens")
     rows_of_step = (run_dir / "trajectories" / "train-step-000001.jsonl").read_text().splitlines()
     assert all(json.loads(line)["rewards"]["doubt"] is None for line in rows_of_step)
+
+
+def test_an_algorithm_that_chooses_its_rows_still_trains(rlhf, flags, tmp_path):
+    run_dir = tmp_path / "run"
+    without = [flag for flag in flags if flag not in ("--with", "first_extension", "--algo", "first_algo")]
+    rlhf("train", *without, "--algo", "first_rows", "--train.steps", "1", "--run-dir", run_dir)
+    assert "loss/nll" in rows(run_dir)[-1]
 
 
 def test_an_agent_that_owns_its_loop_still_plays(rlhf, flags, tmp_path):

@@ -71,7 +71,7 @@ def run(tiny_model, tmp_path_factory):
     about = site / "rlhf_recorder-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: rlhf-recorder\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+        "Metadata-Version: 2.1\nName: rlhf-recorder\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
     )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
 

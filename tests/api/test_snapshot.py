@@ -60,22 +60,16 @@ def test_the_snapshot_keeps_the_promises_too(api, first):
 def test_the_first_api_is_that_of_the_frozen_plugin(first):
     source = (HERE / "first_api_plugin/src/rlhf_plugin_first_api/__init__.py").read_text(encoding="utf-8")
     assert all(f"def {hook}(" in source for hook in first["hooks"]), "the frozen plugin has every hook that is promised"
-    assert "make_rows" not in first["hooks"]
 
 
 def test_what_no_run_executes_yet_is_described_and_promised_to_nobody(api, first, now):
     assert first == json.loads(json.dumps(api.promised(first)))
-    provisional = [
-        ("Batch", "unit_id"),
-        ("Needs", "unit_rows"),
-        ("Segment", "support"),
-        ("Task", "agent"),
-    ]
+    provisional = [("Segment", "support"), ("Task", "agent")]
     for noun, field in provisional:
         assert field in now["nouns"][noun]["fields"]
         assert field not in first["nouns"][noun]["fields"]
     changed = copy.deepcopy(now)
-    del changed["hooks"]["make_rows"], changed["nouns"]["Segment"]["fields"]["support"]
+    del changed["nouns"]["Segment"]["fields"]["support"], changed["names"]["rlhf_host.internals"]
     assert api.broken_promises(first, changed) == []
 
 

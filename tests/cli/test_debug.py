@@ -99,7 +99,7 @@ def stopping(tmp_path_factory) -> Path:
     about.mkdir()
     (root / "stopping.py").write_text(PLUGINS)
     (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+        "Metadata-Version: 2.1\nName: stopping\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
     )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     return root

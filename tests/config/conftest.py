@@ -119,7 +119,9 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about, package, recipes = (root / name for name in ("made_up-1.0.dist-info", "made_up", "made_up_recipes"))
     for folder in (about, package, recipes):
         folder.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: made-up\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
+    )
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (package / "__init__.py").write_text("")
     (package / "plugins.py").write_text(PLUGINS)

@@ -338,7 +338,7 @@ def test_forced_kl_and_idle_roles_pass_with_a_warning(rlhf, trained):
     assert "Warning: roles.critic is set, but no chosen plugin needs it: it is not loaded" in result.stderr
     assert trained.plugins == [
         *("agent:single_turn", "algo:toy", "reward:length", "extension:kl"),
-        *("tracker:console", "tracker:jsonl", "weight_sync:in_process"),
+        *("tracker:console", "tracker:jsonl"),
     ]
 
 

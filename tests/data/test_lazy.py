@@ -75,7 +75,7 @@ NAMES = ("indexed", "endless", "three", "placed")
 @pytest.fixture
 def lazy(here):
     lines = "\n".join(f"{name} = lazy_tasks:{name.capitalize()}" for name in NAMES)
-    here.install("lazy-tasks", {"rlhf.tasks": lines}, {"lazy_tasks.py": PLUGIN}, requires=("rlhf-host>=0.9,<0.10",))
+    here.install("lazy-tasks", {"rlhf.tasks": lines}, {"lazy_tasks.py": PLUGIN}, requires=("rlhf-host>=0.10,<0.11",))
     return importlib.import_module("lazy_tasks")
 
 

@@ -563,7 +563,7 @@ def installed(tmp_path, monkeypatch):
         info = tmp_path / "puzzles_plugin-2.0.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: puzzles-plugin\nVersion: 2.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+            "Metadata-Version: 2.1\nName: puzzles-plugin\nVersion: 2.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
         )
         (info / "entry_points.txt").write_text("[rlhf.tasks]\npuzzles = puzzles_plugin:Source\n")
         monkeypatch.syspath_prepend(str(tmp_path))

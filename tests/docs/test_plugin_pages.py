@@ -58,7 +58,7 @@ def test_the_plugins_files_say_what_it_is(kind, install):
     ((group, points),) = settings["entry-points"].items()
     assert group == GROUPS[KIND_OF[kind]]
     assert len(points) == 1
-    assert "rlhf-host>=0.9,<0.10" in settings["dependencies"]
+    assert "rlhf-host>=0.10,<0.11" in settings["dependencies"]
     assert list((project / "tests").glob("test_*.py"))
 
 

@@ -81,7 +81,7 @@ silent = trouble:Silent
 """
 
 
-def distribution(site: Path, name: str, points: str, requires: str = "rlhf-host>=0.9,<0.10") -> None:
+def distribution(site: Path, name: str, points: str, requires: str = "rlhf-host>=0.10,<0.11") -> None:
     about = site / f"{name.replace('-', '_')}-1.0.dist-info"
     about.mkdir()
     about.joinpath("METADATA").write_text(

@@ -50,17 +50,17 @@ def shop(site):
 def test_json_is_a_list_of_objects_with_these_keys(shop):
     row = shop.listed()["judge"]
     assert tuple(row) == FIELDS == ("kind", "name", "distribution", "version", "api", "status", "summary")
-    assert list(row.values()) == ["reward", "judge", "cmd-good", "1.0", ">=0.9,<0.10", "ok", "Judges answers."]
+    assert list(row.values()) == ["reward", "judge", "cmd-good", "1.0", ">=0.10,<0.11", "ok", "Judges answers."]
 
 
 def test_status_is_judged_without_importing(shop):
     statuses = {name: (row["status"], row["api"]) for name, row in shop.listed().items()}
     assert statuses.pop("twin")[0] == "conflict"
     assert statuses == {
-        "judge": ("ok", ">=0.9,<0.10"),
+        "judge": ("ok", ">=0.10,<0.11"),
         "old": ("incompatible", "<0.9"),
-        "gone": ("missing", ">=0.9,<0.10"),
-        "broken": ("ok", ">=0.9,<0.10"),
+        "gone": ("missing", ">=0.10,<0.11"),
+        "broken": ("ok", ">=0.10,<0.11"),
     }
 
 
@@ -146,7 +146,7 @@ def test_the_table_has_a_line_for_each_plugin_that_works_and_fits_80_columns(sho
     wide = shop.rlhf("plugins", "--kind", "reward", COLUMNS="200").stdout.splitlines()
     assert wide[0].split() == ["KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION", "ABOUT"]
     row = next(line for line in wide if line.split()[1] == "judge")
-    assert row.split(maxsplit=6) == ["reward", "judge", "1.0", ">=0.9,<0.10", "ok", "cmd-good", "Judges answers."]
+    assert row.split(maxsplit=6) == ["reward", "judge", "1.0", ">=0.10,<0.11", "ok", "cmd-good", "Judges answers."]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_show_tells_where_it_comes_from_its_hooks_and_options(shop):
         "  from     cmd-good 1.0 (cmd_good:Judge)",
         f"  file     {shop.folder / 'cmd_good.py'}",
         "  summary  Judges answers.",
-        f"  API      >=0.9,<0.10 (this is rlhf-host {rlhf_host.__version__})",
+        f"  API      >=0.10,<0.11 (this is rlhf-host {rlhf_host.__version__})",
         "  status   ok",
         "  hooks    needs, score",
         "  options",

@@ -23,7 +23,7 @@ def test_a_plugin_is_described_by_its_metadata_and_not_imported(here):
     here.install("disc-a", REWARD, {"disc_mod.py": "raise SystemExit('imported')"}, version="0.3", summary="Judges things.")
     info = only("disc-a")
     assert info == discovery.PluginInfo(
-        "reward", "r", "disc-a", "0.3", ">=0.9,<0.10", "ok", "Judges things.", "disc_mod:Reward"
+        "reward", "r", "disc-a", "0.3", ">=0.10,<0.11", "ok", "Judges things.", "disc_mod:Reward"
     )
     assert (info.module, info.attribute, info.source) == ("disc_mod", "Reward", "disc-a 0.3")
     assert "disc_mod" not in sys.modules
@@ -38,10 +38,10 @@ def test_every_kind_has_its_group(here, kind):
 @pytest.mark.parametrize(
     ("requires", "api", "status"),
     [
-        (["rlhf-host>=0.9,<0.10"], ">=0.9,<0.10", "ok"),
+        (["rlhf-host>=0.10,<0.11"], ">=0.10,<0.11", "ok"),
         (["rlhf_host (>=0.9, <2)"], ">=0.9,<2", "ok"),
-        (["rlhf-host<0.10,>=0.9"], ">=0.9,<0.10", "ok"),
-        (["numpy", "RLHF.Host[ray] ~=0.9.0"], "~=0.9.0", "ok"),
+        (["rlhf-host<0.11,>=0.10"], ">=0.10,<0.11", "ok"),
+        (["numpy", "RLHF.Host[ray] ~=0.10.0"], "~=0.10.0", "ok"),
         (["rlhf-host>=0.9", "rlhf-host<2; python_version > '3'"], ">=0.9,<2", "ok"),
         (["rlhf-host"], "any", "ok"),
         (["rlhf-host @ https://example.org/rlhf-host.whl"], "any", "ok"),

@@ -28,7 +28,7 @@ def test_the_extra_that_brings_it_is_named_where_there_is_one(here, library, rem
         "acme-engines",
         {"rlhf.engines": "acme = acme_engines:Acme"},
         {"acme_engines.py": SOURCE.format(library=library)},
-        requires=("rlhf-host>=0.9,<0.10", 'fast-engine>=2; extra == "fast"'),
+        requires=("rlhf-host>=0.10,<0.11", 'fast-engine>=2; extra == "fast"'),
     )
     spec = PluginSpec.of(find("engine", "acme"), {})
     if remedy is None:

@@ -23,7 +23,7 @@ def manager(**plugins):
     loaded = []
     for name, plugin in plugins.items():
         kind, _, alias = name.partition("_")
-        info = PluginInfo(kind, alias, f"dist-{alias}", "1.0", ">=0.9,<0.10", "ok", "", "m:X")
+        info = PluginInfo(kind, alias, f"dist-{alias}", "1.0", ">=0.10,<0.11", "ok", "", "m:X")
         loaded.append(Loaded(kind, alias, info, plugin))
     return PluginManager(loaded)
 

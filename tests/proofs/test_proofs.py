@@ -52,7 +52,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("proofs")
     about = folder / "proofs-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: proofs\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: proofs\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (folder / "spy.py").write_text(SPY)
     return [str(folder), str(PLUGINS)]

@@ -125,7 +125,7 @@ def forgetful(tmp_path_factory) -> Path:
     about.mkdir()
     (root / "test_forgetful.py").write_text(FORGETFUL)
     (about / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: test-forgetful\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.9,<0.10\n"
+        "Metadata-Version: 2.1\nName: test-forgetful\nVersion: 1.0\nRequires-Dist: rlhf-host>=0.10,<0.11\n"
     )
     (about / "entry_points.txt").write_text("[rlhf.weight_sync]\nforgetful = test_forgetful:Forgetful\n")
     return root

@@ -105,7 +105,7 @@ def test_every_kind_is_listed_once_it_is_installed(trial, installed):
     assert set(listed) == {kind.replace("-", "_") for kind in KINDS}
     for kind, plugin in listed.items():
         assert plugin["distribution"] == f"rlhf-plugin-trial-{kind.replace('_', '-')}"
-        assert (plugin["status"], plugin["api"], plugin["version"]) == ("ok", ">=0.9,<0.10", "0.1.0")
+        assert (plugin["status"], plugin["api"], plugin["version"]) == ("ok", ">=0.10,<0.11", "0.1.0")
 
 
 def test_every_kind_passes_its_own_tests(trial, installed):

@@ -32,7 +32,7 @@ class Site:
         distribution: str,
         entry_points: Mapping[str, str],
         modules: Mapping[str, str] | None = None,
-        requires: Sequence[str] = ("rlhf-host>=0.9,<0.10",),
+        requires: Sequence[str] = ("rlhf-host>=0.10,<0.11",),
         version: str = "1.0",
     ) -> None:
         """Put a distribution there.

@@ -21,7 +21,7 @@ from rlhf_host.plugins.catalogue import offered
 HOST = f"rlhf-host=={rlhf_host.__version__}"
 
 
-def wheel(folder, name, requires="rlhf-host>=0.9,<0.10"):
+def wheel(folder, name, requires="rlhf-host>=0.10,<0.11"):
     """A plugin distribution as a wheel."""
     module = name.replace("-", "_")
     path = folder / f"{module}-1.0-py3-none-any.whl"

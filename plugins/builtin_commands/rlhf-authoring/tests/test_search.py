@@ -20,7 +20,7 @@ JUDGE = {
     "name": "acme-judges",
     "version": "2.1",
     "summary": "Judges of Acme",
-    "api": ">=0.9,<0.10",
+    "api": ">=0.10,<0.11",
     "homepage": "https://example.org/judges",
     "requirement": "acme-judges @ git+https://example.org/judges.git@v2.1",
     "plugins": [
@@ -97,7 +97,7 @@ def test_the_command_line_shows_what_to_install(site, file):
     assert (
         done.stdout
         == f"""\
-acme-judges 2.1, for rlhf-host >=0.9,<0.10: not installed
+acme-judges 2.1, for rlhf-host >=0.10,<0.11: not installed
   reward  politeness  Counts thanks.
   algo    slow_rloo   RLOO with patience.
   https://example.org/judges
@@ -120,7 +120,7 @@ def test_the_list_of_the_host_is_searched_and_fits_80_columns(search):
     assert (
         done.stdout
         == """\
-rlhf-plugin-math-verifier 0.9.0, for rlhf-host >=0.9,<0.10: installed
+rlhf-plugin-math-verifier 0.10.0, for rlhf-host >=0.10,<0.11: installed
   reward  math_verifier  Compares the answer in the last action's text with the
                          label: reward and 0-1 score.
   pip install --find-links dist rlhf-plugin-math-verifier
@@ -155,7 +155,7 @@ def test_json_has_what_the_table_has(search, file):
         "about": "Counts thanks.",
         "distribution": "acme-judges",
         "version": "2.1",
-        "api": ">=0.9,<0.10",
+        "api": ">=0.10,<0.11",
         "fits": True,
         "installed": None,
         "homepage": "https://example.org/judges",
@@ -198,7 +198,7 @@ def without(key, entry=JUDGE):
             [{**OLD, "plugins": [{"kind": "rewrad", "name": "x", "about": "x"}]}],
             "distributions[0].plugins[0].kind: is no kind of plugin; did you mean 'reward'? (got 'rewrad')",
         ),
-        ([{**OLD, "api": "0.9"}], "distributions[0].api: must be a range of host versions, such as >=0.9,<0.10 (got '0.9')"),
+        ([{**OLD, "api": "0.9"}], "distributions[0].api: must be a range of host versions, such as >=0.10,<0.11 (got '0.9')"),
         ([{**OLD, "version": "new"}], "distributions[0].version: must be a version, such as 1.0.2 (got 'new')"),
         (
             [{**OLD, "summary": "\x1b[2J"}],
@@ -206,7 +206,7 @@ def without(key, entry=JUDGE):
         ),
         (
             [{**OLD, "api": f">={'9' * 5000}"}],
-            f"distributions[0].api: must be a range of host versions, such as >=0.9,<0.10 (got '>={'9' * 197}...)",
+            f"distributions[0].api: must be a range of host versions, such as >=0.10,<0.11 (got '>={'9' * 197}...)",
         ),
         (
             [{**OLD, "version": "9" * 5000}],

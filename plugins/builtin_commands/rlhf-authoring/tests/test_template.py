@@ -90,8 +90,8 @@ def test_the_metadata_is_complete(kind, new):
     assert about["license"] == "Apache-2.0"
     assert "Apache License" in (project / about["license-files"][0]).read_text()
     assert about["authors"] == [{"name": "Ada Lovelace"}]
-    assert "rlhf-host>=0.9,<0.10" in about["dependencies"]
-    assert settings["dependency-groups"]["test"] == ["rlhf-host[testing]>=0.9,<0.10"]
+    assert "rlhf-host>=0.10,<0.11" in about["dependencies"]
+    assert settings["dependency-groups"]["test"] == ["rlhf-host[testing]>=0.10,<0.11"]
     group = GROUPS[kind.replace("-", "_")]
     point = (
         {"my-plugin": "rlhf_plugin_my_plugin:command"} if kind == "command" else {"my_plugin": "rlhf_plugin_my_plugin:MyPlugin"}

@@ -1,7 +1,6 @@
 """Weights and gates for tokens that the sampler drew from another distribution than the trainer's.
 
-``log w = log π_old − log μ`` per action token, μ being the sampler; all results are detached: ``[B, T]``, 1 outside the mask, or
-``[B]`` (``sequence_truncate``).
+``log w = log π_old − log μ`` per action token, μ being the sampler. Weights are 1 outside the mask.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _range(api: str) -> str:
         for part in SpecifierSet(api):
             part.contains(__version__)  # which reads its digits
     except ValueError as error:
-        raise ValueError("must be a range of host versions, such as >=0.9,<0.10") from error
+        raise ValueError("must be a range of host versions, such as >=0.10,<0.11") from error
     return api
 
 
@@ -93,7 +93,7 @@ class ListedDistribution(BaseModel):
     version: Annotated[str, AfterValidator(_version)]
     summary: Line
     api: Annotated[Line, AfterValidator(_range)]
-    """Versions of the host that it requires: ``>=0.9,<0.10``."""
+    """Versions of the host that it requires: ``>=0.10,<0.11``."""
     homepage: Annotated[Line, Field(pattern="^https?://")] | None = None
     requirement: Line | None = None
     """What pip is to install, if not the name: ``NAME @ git+https://...``."""

@@ -163,6 +163,6 @@ TABLE = [
         "closing_leaves_no_trace",
         "weight sync",
         "        self.seen += 1",
-        "        import threading\n        threading.Thread(target=threading.Event().wait, args=(4,)).start()",
+        "        import threading\n        threading.Thread(target=threading.Event().wait, args=(4,), daemon=False).start()",
     ),
 ]

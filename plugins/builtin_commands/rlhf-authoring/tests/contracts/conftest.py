@@ -18,7 +18,7 @@ def install(tmp_path, monkeypatch):
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(site))
 
-    def make(kind, source, *, distribution="made-up-plugin", requires="rlhf-host>=0.9,<0.10"):
+    def make(kind, source, *, distribution="made-up-plugin", requires="rlhf-host>=0.10,<0.11"):
         module = distribution.replace("-", "_")
         info = site / f"{module}-1.0.dist-info"
         info.mkdir()

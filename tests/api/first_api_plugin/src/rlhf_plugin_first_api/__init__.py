@@ -12,12 +12,14 @@ from rlhf_host import (
     TOKEN_MEAN,
     Adjust,
     Advantages,
+    AgentNeeds,
+    AlgoNeeds,
+    CorrectionNeeds,
     Drop,
     EpisodeFailed,
     Extra,
     LossTerm,
     Metric,
-    Needs,
     Output,
     Reward,
     RoleNeed,
@@ -30,6 +32,7 @@ from rlhf_host import (
     hookimpl,
 )
 from rlhf_host import functional as F
+from rlhf_host.protocols import WeightSyncTraits
 
 CALLS: dict[str, int] = {}
 
@@ -55,13 +58,19 @@ class FirstAlgorithm(Plugin):
     @hookimpl
     def needs(self):
         note("needs")
-        return Needs("prompts", (RoleNeed("actor", "lm", True, None),), 2, (Output("entropy"),))
+        return AlgoNeeds(
+            "prompts", (RoleNeed("actor", "lm", True, None),), 2, (Output("entropy"),), weights="token", ratio=True
+        )
+
+    @hookimpl
+    def check_run(self, config):
+        note("check_run")
+        assert config["rollout"]["n"] > 1
 
     @hookimpl
     def loss_masks(self, experience):
         note("loss_masks")
-        alone = F.group_sizes(experience.group_id, experience.episode_id) < 2
-        return experience.action_mask & ~alone.unsqueeze(-1)
+        return experience.action_mask & experience.completion_mask
 
     @hookimpl
     def compute_advantages(self, experience):
@@ -72,23 +81,42 @@ class FirstAlgorithm(Plugin):
         return Advantages(advantages, None, [Metric("first/spread", centred.abs())])
 
     @hookimpl
-    def batch_statistics(self, role, outputs):
+    def batch_statistics(self, outputs):
         note("batch_statistics")
-        return [Metric("first/likelihood", outputs.logprobs, None, "mean")] if role == "actor" else []
+        return [Metric("first/likelihood", outputs.logprobs, None, "mean")]
 
     @hookimpl
     def compute_loss(self, role, outputs, batch):
         note("compute_loss")
+        assert role == "actor"
         assert "first/likelihood" in batch.stats
         entropy = LossTerm("entropy", -outputs.entropy, LOSS, 1e-3, TOKEN_MEAN, False)
         first = LossTerm("first", 0 * outputs.logprobs, Extra("first"))
         every = LossTerm("every", 0 * outputs.logprobs, ACTION)
-        return [*F.policy_loss(outputs, batch, self.options), entropy, first, every] if role == "actor" else []
+        return [*F.policy_loss(outputs, batch, self.options), entropy, first, every]
 
     @hookimpl
     def prepare_batch(self, experience):
         note("prepare_batch")
         return {"first": experience.action_mask & (experience.action_mask.long().cumsum(-1) == 1)}
+
+
+class FirstRows(Plugin):
+    """Trains on the first row of each group."""
+
+    @hookimpl
+    def needs(self):
+        return AlgoNeeds("prompts", (RoleNeed("actor", trainable=True),), rewards=False, weights=None)
+
+    @hookimpl
+    def make_rows(self, groups):
+        note("make_rows")
+        return [group.trajectories[0] for group in groups]
+
+    @hookimpl
+    def compute_loss(self, outputs, batch):
+        assert batch.advantages is None
+        return [LossTerm("nll", -outputs.logprobs)]
 
 
 class FirstReward(Plugin):
@@ -99,6 +127,11 @@ class FirstReward(Plugin):
         note("score")
         found = [sum(character in "aeiou" for character in row.text) / 8 for row in trajectories]
         return [Reward(value, None, None, min(1.0, value), {"first/vowels": value}, {"vowels": value}) for value in found]
+
+    @hookimpl
+    def check_labels(self, tasks):
+        note("check_labels")
+        return {place: "no label" for place, task in enumerate(tasks) if task.ground_truth is None}
 
 
 class FirstDoubt(Plugin):
@@ -143,11 +176,16 @@ class FirstExtension(Plugin):
         return [(step * count + number) % len(tasks) for number in range(count)]
 
     @hookimpl
-    def importance_weights(self, old_logprobs, logprobs, sampler_logprobs, mask, versions, version):
+    def needs(self):
+        return CorrectionNeeds(weights="token")
+
+    @hookimpl
+    def importance_weights(self, logprobs, batch):
         note("importance_weights")
-        assert int(versions[mask].max()) <= version
-        assert logprobs.shape == old_logprobs.shape
-        return (old_logprobs - sampler_logprobs).where(mask, old_logprobs.new_zeros(())).exp().clamp(max=2.0)
+        mask = batch.action_mask
+        assert int(batch.versions[mask].max()) <= batch.version
+        assert logprobs.current.shape == logprobs.old.shape
+        return (logprobs.old - logprobs.sampler).where(mask, logprobs.old.new_zeros(())).exp().clamp(max=2.0)
 
     @hookimpl
     def step_finished(self, step, metrics):
@@ -182,7 +220,7 @@ class FirstAgent(Plugin):
 
     @hookimpl
     def needs(self):
-        return Needs(rewards=False)
+        return AgentNeeds(rewards=False, episodes_at_once=64)
 
     @hookimpl
     def agent_reset(self, episode):
@@ -248,18 +286,19 @@ class FirstTracker(Plugin):
 class FirstSync(Plugin):
     """Weights that the engine shares: only the version moves."""
 
-    @hookimpl
-    def sync_connect(self, targets):
-        note("sync_connect")
+    traits = WeightSyncTraits(in_place=True)
+    engines = ()
+
+    def start(self, start):
+        assert start.run_dir is not None
+        return self
+
+    async def connect(self, targets):
         self.engines = [target.engine for target in targets]
 
-    @hookimpl
-    def sync_weights(self, version):
-        note("sync_weights")
+    async def send(self, source, version):
         for engine in self.engines:
             engine.set_version(version)
 
-    @hookimpl
-    def sync_close(self):
-        note("sync_close")
-        self.engines = []
+    async def close(self):
+        self.engines = ()

@@ -56,4 +56,4 @@ def host_dependency_is_bounded(subject: Subject) -> None:
     info = subject.info
     specifiers = SpecifierSet("" if info.api in ("any", "unstated", "unreadable") else info.api)
     bounded = any(one.operator in ("<", "<=", "==", "~=") for one in specifiers)
-    expect(bounded, f"{info.distribution} depends on rlhf-host {info.api}; write 'rlhf-host>=0.9,<0.10' in its dependencies")
+    expect(bounded, f"{info.distribution} depends on rlhf-host {info.api}; write 'rlhf-host>=0.10,<0.11' in its dependencies")

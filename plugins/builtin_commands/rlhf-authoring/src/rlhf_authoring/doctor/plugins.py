@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhf_authoring.doctor.findings import Finding, usable_cores
 from rlhf_host.installed import PROTOCOLS, PluginInfo, discover, look_inside, missing_library, verify
+from rlhf_host.settings import SINGLE
 
 PLUGINS, PARTS = "Plugins", "What can run"
 
@@ -36,12 +37,12 @@ def _bad(info: PluginInfo) -> Finding:
 
 
 def parts(libraries: Mapping[str, Sequence[Finding]], deadline_s: float) -> Iterator[Finding]:
-    """Which runtimes, engines and backends can be chosen here, by the libraries they need and what those' imports showed."""
+    """Which engines, backends, runtimes, kernels and weight syncs can be chosen here, by their libraries."""
     broken = {name for name, findings in libraries.items() if any((f.name, f.status) == (name, "problem") for f in findings)}
-    known = [info for info in discover() if info.kind in PROTOCOLS]
+    known, keys = [info for info in discover() if info.kind in PROTOCOLS], {kind: key for key, kind in SINGLE.items()}
     with ThreadPoolExecutor(usable_cores()) as pool:
         for info, inside in zip(known, pool.map(lambda info: look_inside(info, deadline_s), known), strict=True):
-            name = f"--{info.kind} {info.name}"
+            name = f"--{keys[info.kind]} {info.name}"
             unusable = [library for library in (*inside.libraries, "torch") if library in broken]
             if inside.problem:
                 yield Finding(PARTS, name, "problem", inside.problem, f"rlhf plugins show {info.name}")
