@@ -168,5 +168,4 @@ __all__ = [
     "train",
 ]
 
-
-__getattr__ = lazily(__name__, {name: module for module, names in _HOMES.items() for name in names.split()})
+__getattr__, __dir__ = lazily(__name__, {name: module for module, names in _HOMES.items() for name in names.split()})

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.arguments import Arguments
-from rlhf_host.cli.eval import with_defaults
+from rlhf_host.arguments import Arguments, Settings, configured
 from rlhf_host.cli.rollout import prompts_per_step
 from rlhf_host.config.check import check, check_evaluation, check_replay, check_rollout
 from rlhf_host.config.load import read_config
-from rlhf_host.config.named import of_old
-from rlhf_host.config.resolve import Resolved, Use, merge_needs, resolve
-from rlhf_host.config.resumed import check_resume, require_plugins
+from rlhf_host.config.resolve import merge_needs
+from rlhf_host.config.resumed import check_resume
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Sampling, Trajectory
 from rlhf_host.records.needs import Needs, Outcome
 from rlhf_host.runs.directory import RunDirectory
@@ -44,10 +41,6 @@ Plugins = Any
 
 Data = Any
 """A path, hub name or task plugin's name, a list of these, or rows: a list of dicts, a ``datasets`` object, a data frame."""
-
-
-Settings = str | Path | Sequence[str | Path]
-"""A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
 
 
 @dataclass(slots=True, repr=False)
@@ -171,7 +164,7 @@ def train(
             raise UserError("resume uses the run's own directory and settings: leave config and run_dir out")
         config = require_run(Path(resume))
     run_dir = None if resume is None else Path(resume)
-    with _assemble(asked, "train", config, resume=run_dir) as (run, manager):
+    with configured(asked, "train", config, resume=run_dir) as (run, manager):
         changes = [] if run_dir is None else check_resume(run_dir, run.config, force=force)
         for warning in [*changes, *check(run, manager, merge_needs(manager))]:
             print(f"Warning: {warning}", file=sys.stderr)
@@ -233,7 +226,7 @@ def evaluate(
         if config is not None or "preset" in settings or model is not None:
             raise UserError("checkpoint uses the run's own model and settings: leave model and config out")
         config = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
-    with _assemble(asked, "evaluate", config, None if checkpoint is None else str(checkpoint)) as (run, manager):
+    with configured(asked, "evaluate", config, None if checkpoint is None else str(checkpoint)) as (run, manager):
         check_evaluation(run.config, manager)
         from rlhf_host.training.answering import evaluate_only
 
@@ -273,7 +266,7 @@ def rollout(
     """
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
     asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
-    with _assemble(asked, "rollout", config) as (run, manager):
+    with configured(asked, "rollout", config) as (run, manager):
         check_rollout(run.config, manager)
         from rlhf_host.training import saved_rows
         from rlhf_host.training.answering import rollout_only
@@ -323,7 +316,7 @@ def replay(
         RunError: a plugin returns something unusable.
     """
     asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "actor.model": model}, settings)
-    with _assemble(asked, "replay", config) as (run, manager):
+    with configured(asked, "replay", config) as (run, manager):
         check_replay(run.config, manager)
         from rlhf_host.training.replay import replay as score_again
         from rlhf_host.training.saved_rows import SavedStep, read_steps
@@ -374,36 +367,5 @@ def session(
         return
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
     asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
-    with _assemble(asked, "rollout", config) as (ready, manager), run(ready.config, manager, needs=needs) as running:
+    with configured(asked, "rollout", config) as (ready, manager), run(ready.config, manager, needs=needs) as running:
         yield running
-
-
-@contextmanager
-def _assemble(
-    asked: Arguments,
-    use: Use,
-    config: Settings | None,
-    checkpoint: str | None = None,
-    resume: Path | None = None,
-) -> Iterator[tuple[Resolved, PluginManager]]:
-    """The configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
-    old = [asked.preset] if isinstance(asked.preset, str) else asked.preset
-    configs: list[str | Path] = [of_old("preset", name) for name in old]
-    configs += [] if config is None else [config] if isinstance(config, str | Path) else config
-    if old:
-        print(f"preset is written config now: config={list(map(str, configs))}", file=sys.stderr)
-    loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
-    for notice in loaded.notices:
-        print(notice, file=sys.stderr)
-    if resume is not None:
-        require_plugins(resume, loaded.config)
-    chosen = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
-    run = resolve(chosen, loaded.origins, use, asked.objects)
-    local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
-    if local_only and run.traits.runtime.remote:
-        raise UserError(
-            f"{local_only[0]!r} is a Python object, and the runtime {run.config.runtime.name} has workers in other processes: "
-            "leave runtime out, or install it as a plugin (rlhf plugins new)"
-        )
-    with closing(run.plugins()) as manager:
-        yield run, manager

@@ -1,18 +1,31 @@
-"""Arguments of ``rlhf_host.train`` and similar functions as a tree of settings, with the Python objects that names refer to."""
+"""Arguments of ``rlhf_host.train`` and similar functions as a tree of settings, with the Python objects that names refer to, and
+the configuration that they make with files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlhf_host.cli.eval import with_defaults
+from rlhf_host.config.load import read_config
+from rlhf_host.config.named import of_old
+from rlhf_host.config.resolve import Resolved, Use, resolve
+from rlhf_host.config.resumed import require_plugins
 from rlhf_host.config.tree import MANY, SINGLE
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.selection import PYTHON
+
+Settings = str | Path | Sequence[str | Path]
+"""A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
 
 
 class Arguments:
@@ -80,6 +93,37 @@ class Arguments:
         self.objects[kind, name] = value
         self.new.add((kind, name))
         return f"{PYTHON}:{name}"
+
+
+@contextmanager
+def configured(
+    asked: Arguments,
+    use: Use,
+    config: Settings | None,
+    checkpoint: str | None = None,
+    resume: Path | None = None,
+) -> Iterator[tuple[Resolved, PluginManager]]:
+    """Returns the configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
+    old = [asked.preset] if isinstance(asked.preset, str) else asked.preset
+    configs: list[str | Path] = [of_old("preset", name) for name in old]
+    configs += [] if config is None else [config] if isinstance(config, str | Path) else config
+    if old:
+        print(f"preset is written config now: config={list(map(str, configs))}", file=sys.stderr)
+    loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
+    for notice in loaded.notices:
+        print(notice, file=sys.stderr)
+    if resume is not None:
+        require_plugins(resume, loaded.config)
+    chosen = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
+    run = resolve(chosen, loaded.origins, use, asked.objects)
+    local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
+    if local_only and run.traits.runtime.remote:
+        raise UserError(
+            f"{local_only[0]!r} is a Python object, and the runtime {run.config.runtime.name} has workers in other processes: "
+            "leave runtime out, or install it as a plugin (rlhf plugins new)"
+        )
+    with closing(run.plugins()) as manager:
+        yield run, manager
 
 
 def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> None:

@@ -103,12 +103,6 @@ def write_file(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
 
 
-def write_directory(path: Path, fill: Callable[[Path], None]) -> None:
-    """Creates ``new_directory`` and fills it with ``fill`` at once."""
-    with new_directory(path) as aside:
-        fill(aside)
-
-
 @contextlib.contextmanager
 def new_directory(path: Path, *, like: Path | None = None, room: str = "make room there") -> Iterator[Path]:
     """Creates a hidden sibling of ``path`` to fill. At the end it is synced to disk and renamed; an older ``path`` is replaced
@@ -155,7 +149,7 @@ def new_directory(path: Path, *, like: Path | None = None, room: str = "make roo
 def _space(aside: Path, like: Path | None) -> str:
     """Returns the free space on a directory's disk, and the space that the directory needs, as far as known."""
     free = shutil.disk_usage(next(parent for parent in aside.parents if parent.exists())).free
-    needed = max(_size(aside), 0 if like is None else _size(like))
+    needed = max(directory_size(aside), 0 if like is None else directory_size(like))
     return f"its disk has {_amount(free)} free, and it needs {_amount(needed)} or more"
 
 
@@ -163,7 +157,8 @@ def _amount(count: int) -> str:
     return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 
-def _size(directory: Path) -> int:
+def directory_size(directory: Path) -> int:
+    """Returns the bytes of all files in it."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 

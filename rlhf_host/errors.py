@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import unicodedata
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -82,6 +83,11 @@ def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:
     """Returns ``; did you mean 'a' or 'b'?``, or an empty text."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?" if close else ""
+
+
+def near_siblings(path: Path, pattern: str = "*") -> str:
+    """Returns the same for a path that does not exist, of the names beside it."""
+    return near_matches(path.name, sorted(each.name for each in path.parent.glob(pattern)))
 
 
 def a(noun: str) -> str:

@@ -1,4 +1,4 @@
-"""What is installed and what could be: plugins, their distributions, libraries and exact versions. Importing this loads no torch.
+"""Plugins that are installed or could be, their distributions, libraries and exact versions. Importing this loads no torch.
 
 ``discover`` lists installed plugins from their metadata, and ``offered`` those that the shipped lists name. ``find_all`` finds
 what a name means, ``load`` and ``build`` import it here, and ``look_inside`` in a process of its own. ``pinned`` states versions.
@@ -65,9 +65,4 @@ __all__ = [
     "verify",
 ]
 
-
-__getattr__ = lazily(__name__, {name: f"rlhf_host.plugins.{home}" for name, home in _HOME.items()})
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.plugins.{home}" for name, home in _HOME.items()})

@@ -44,9 +44,4 @@ _HOME = {name: f"rlhf_host.{home}" for home, names in _NAMES.items() for name in
 
 __all__ = sorted(_HOME)
 
-
-__getattr__ = lazily(__name__, _HOME)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns a package's ``__getattr__``.
+def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns a package's ``__getattr__``, and its ``__dir__``, which lists ``__all__``.
 
     Args:
         package: its ``__name__``.
@@ -23,4 +23,4 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)
         return value
 
-    return get
+    return get, lambda: list(sys.modules[package].__all__)

@@ -17,7 +17,7 @@ _NAMES = (
 
 __all__ = sorted(_NAMES)
 
-_get = lazily(__name__, dict.fromkeys(_NAMES, PACKAGE))
+_get, __dir__ = lazily(__name__, dict.fromkeys(_NAMES, PACKAGE))
 
 
 def __getattr__(name: str) -> Any:
@@ -27,7 +27,3 @@ def __getattr__(name: str) -> Any:
         if error.name != PACKAGE:
             raise
         raise ImportError(f"rlhf_host.testing.{name} is in the package rlhf-authoring: pip install rlhf-authoring") from error
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -31,7 +31,7 @@ NEAR = {
     "rlhf_host/backends": "tests/backends/test_steps.py",
     "rlhf_host/data/spans": "tests/data/test_spans.py",
     "rlhf_host/data/stream": "tests/data/test_stream.py",
-    "rlhf_host/engines/embedded": "tests/engines/test_transformers_engine.py",
+    "rlhf_host/engines/embedded": "tests/engines/test_transformers_engine.py tests/engines/test_embedded_weights.py",
     "rlhf_host/engines/sampling": "tests/engines/test_sampling.py",
     "rlhf_host/extensions": "tests/extensions/test_kl.py",
     "rlhf_host/functional/kl": "tests/functional/test_kl.py",
@@ -44,7 +44,9 @@ NEAR = {
     "rlhf_host/models/logprobs": "tests/models/test_logprobs.py",
     "rlhf_host/models/passes": "tests/models/test_passes.py",
     "rlhf_host/rollouts/admission": "tests/rollouts/test_admission.py",
-    "rlhf_host/rollouts/experience": "tests/rollouts/test_experience.py tests/rollouts/test_collect.py",
+    "rlhf_host/rollouts/experience": (
+        "tests/rollouts/test_experience.py tests/rollouts/test_collect.py tests/rollouts/test_broken_plugins.py"
+    ),
     "rlhf_host/runtimes": "tests/runtimes/test_batch_shards.py",
     "rlhf_host/training": "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py",
 }

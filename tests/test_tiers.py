@@ -30,7 +30,7 @@ def test_the_page_for_contributors_has_the_table():
 def test_what_stands_at_every_change_has_each_part_once():
     """Ray, vLLM, ZeRO-2 and ZeRO-3 are not in the slow tier alone."""
     assert "tests/runtimes/test_whole_stack.py" not in SLOW
-    assert all(SLOW[f"tests/{file}"][0] for file in ("engines/test_vllm.py", "runtimes/test_ray_run.py"))
+    assert all(SLOW[f"tests/{file}"][0] for file in ("engines/test_vllm_start.py", "runtimes/test_ray_run.py"))
     pattern = re.compile(SLOW["tests/backends/test_ranks.py"][0])
     for kind in ("torch", "zero-2", "zero-3", "zero-3-offload", "zero-2-bf16"):
         assert not pattern.search(f"test_a_resumed_run_is_bit_for_bit_the_one_that_never_stopped[{kind}]")

@@ -30,7 +30,7 @@ SLOW = {
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),
     "tests/test_notebook.py": ("", "the notebook, executed"),
     "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
-    "tests/engines/test_vllm.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
+    "tests/engines/test_vllm_start.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
     "tests/training/test_lora.py": (
         "zero_trains|vllm_samples|on_ray",
         "adapters under ZeRO, in vLLM and on Ray; in one process at every change",
@@ -68,8 +68,12 @@ SLOW = {
     "tests/test_gpu_accept.py": (r"\[(trl|ipc|ipc-killed)\]|skipped", "parts that start processes, with tiny sizes"),
     "tests/cli/test_push.py": ("refusals|hub_that", "hubs that refuse or are gone; an upload at every change"),
     "tests/engines/test_transformers_engine.py": (
-        r"(logprobs_are_those_of_the_trainer|depend_on_the_batch|of_its_version)\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
+        r"(logprobs_are_those_of_the_trainer|depend_on_the_batch)\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
         "families of models; three of them at every change",
+    ),
+    "tests/engines/test_embedded_weights.py": (
+        r"of_its_version\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
+        "families of models under updates; the others at every change",
     ),
     "tests/training/test_offline_resume.py": (
         r"random_moments.*\[(preference|unpaired)\]",

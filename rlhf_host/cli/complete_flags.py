@@ -1,4 +1,4 @@
-"""What the shell may offer after ``rlhf train`` and alike: flags of the schema and of the chosen plugins, and their values.
+"""Completions of ``rlhf train`` and alike in the shell: flags of the schema and of the chosen plugins, and their values.
 
 Runs at every press of the tab key: no torch, and plugins are imported only for their own options, with a deadline.
 """
@@ -29,14 +29,14 @@ from rlhf_host.plugins.options import Option, describe_options, options_model
 from rlhf_host.plugins.selection import find, load
 
 PATIENCE_S = 2.0
-"""How long a plugin's import may keep a person waiting for its options."""
+"""Seconds for which a plugin's import may keep a person waiting for its options."""
 
 DIRECTORIES = ("resume", "checkpoint", "run-dir")
 FILES = ("output", "from-trajectories", "data", "eval.data")
 
 
 def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes_file: bool = False) -> list[CompletionItem]:
-    """What ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags."""
+    """Returns what ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags."""
     words = list(argv)
     if takes_file and not words and not incomplete.startswith("-"):
         return [CompletionItem(incomplete, type="file")]
@@ -60,7 +60,7 @@ def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes
 
 
 def _tree(argv: Sequence[str], control: Sequence[str]) -> Located:
-    """What the line so far chooses; completion does not report mistakes in it."""
+    """Returns what the line so far chooses; completion does not report mistakes in it."""
     with contextlib.suppress(Exception):
         own, flags = take([flag for flag in parse(argv) if flag.value is not None], (*control, *OLD))
         line = CommandLine(control, own, flags, None)
@@ -125,7 +125,7 @@ def _option(flag: str, tree: Located) -> Option | None:
 
 
 def _words(option: Option | None) -> list[str]:
-    """What the option's type allows, where these are a few words."""
+    """Returns what the option's type allows, if these are a few words."""
     if option is None:
         return []
     words = re.findall(r"'([^']*)'", option.type)

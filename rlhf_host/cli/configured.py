@@ -1,4 +1,4 @@
-"""What the commands that take a configuration share: flags as typed, and help from the schema and the chosen plugins."""
+"""Parts that commands with a configuration share: flags as typed, and help from the schema and the chosen plugins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import Flag, parse, take
-from rlhf_host.config.load import Loaded, assemble, read_config
+from rlhf_host.config.load import LoadedConfig, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
 from rlhf_host.config.named import OLD, of_old
 from rlhf_host.config.problems import Problems
@@ -67,10 +67,10 @@ SHARED = {
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was typed: the command's own flags with their values, all others, and the file that comes first."""
+    """The words typed: the command's own flags with their values, all others, and the file that comes first."""
 
     names: Sequence[str]
-    """Of all the command's own flags."""
+    """All the command's own flags."""
     own: Mapping[str, list[str | None]]
     flags: list[Flag]
     file: str | None
@@ -80,7 +80,7 @@ class CommandLine:
 
     @property
     def configs(self) -> list[str]:
-        """What ``--config`` names; before it what earlier flags name."""
+        """Names behind ``--config``; before them those of earlier flags."""
         old = [of_old(flag, name) for flag in OLD for name in self.own.get(flag, []) if name]
         return [*old, *(name for name in self.own.get("config", []) if name)]
 
@@ -96,7 +96,7 @@ class CommandLine:
         if clashes:
             raise UserError(f"{why}: leave {clashes[0]} out")
 
-    def read(self, config: Path | Located | None = None, *, quickstart: bool = True) -> Loaded:
+    def read(self, config: Path | Located | None = None, *, quickstart: bool = True) -> LoadedConfig:
         """The configuration, of ``config`` if not of ``configs``; notices are printed."""
         if old := [f"--{flag}" for flag in OLD if flag in self.own]:
             now = " ".join(f"--config {name}" for name in self.configs)
@@ -169,7 +169,7 @@ class SettingsCommand(click.Command):
 
 
 def kind_of(flag: str) -> str | None:
-    """Which kind of plugin the flag chooses, if it does."""
+    """Returns the kind of plugin that the flag chooses, if it does."""
     key = flag.removeprefix("eval.") if flag == "eval.reward" else flag
     return SINGLE.get(key) or MANY.get(key)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from rlhf_host.directories import cache_directory, remove_directory
+from rlhf_host.directories import cache_directory, directory_size, remove_directory
 
 KEPT = {"units": "tokens", "logprobs": "log-probabilities"}
-"""What the names of directories in the cache begin with, and what is in them."""
+"""Beginning of the names of directories in the cache → what is in them."""
 
 
 @click.command()
@@ -20,7 +20,7 @@ def clear() -> None:
         count = size = 0
         for root in cache_directory().glob(f"{name}-*"):
             for directory in filter(Path.is_dir, root.iterdir()):
-                size += sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+                size += directory_size(directory)
                 remove_directory(directory)
                 count += 1
         click.echo(f"Removed the {what} of {count} data source{'s' * (count != 1)}, {size / 1e6:.1f} MB.")

@@ -131,7 +131,7 @@ def _tokenizer(role: RoleConfig) -> Any:
 def _data(
     config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs, manager: PluginManager
 ) -> list[str]:
-    """What the first rows of every source that is at hand look like."""
+    """Returns what the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import NO_ROWS, load_tasks
     from rlhf_host.models.loading import sizes, stop_tokens
     from rlhf_host.training.assemble import UnitReading, prompt_room, refuse_other_agents, units_of

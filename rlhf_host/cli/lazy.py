@@ -121,5 +121,5 @@ def _refuse_twice(command: click.Command, words: Sequence[str]) -> None:
 
 
 def _is_of(word: str, name: str) -> bool:
-    """Whether a word of the command line gives this option; ``-o`` may have its value behind it."""
+    """Returns True if a word of the command line gives this option; ``-o`` may have its value behind it."""
     return word == name or word.startswith(f"{name}=" if name.startswith("--") else name)

@@ -28,7 +28,7 @@ class Main(CommandGroup):
     """Turns the project's errors into a message and an exit code, without a traceback."""
 
     def hint(self, word: str) -> str:
-        """How a plugin of this name is used, where it is installed or listed."""
+        """Returns how a plugin of this name is used, if it is installed or listed."""
         from rlhf_host.config.flag_names import CHOICES
         from rlhf_host.plugins.catalogue import offered
         from rlhf_host.plugins.discovery import discover

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def matching(names: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
-    """What ``incomplete`` could become, of names → help."""
+    """Returns what ``incomplete`` could become, of names → help."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
@@ -29,7 +29,7 @@ def complete_plugin(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def named(plugins: Iterable[PluginInfo]) -> dict[str, str]:
-    """How each plugin is called (``distribution:name`` where two provide it) → its kinds."""
+    """Returns each plugin's name (``distribution:name`` where two provide it) → its kinds."""
     kinds: dict[str, str] = {}
     for info in plugins:
         name = f"{info.distribution}:{info.name}" if info.status == "conflict" else info.name

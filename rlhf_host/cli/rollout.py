@@ -98,7 +98,7 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
 
 
 def prompts_per_step(config: RunConfig, steps: int | None, rollouts: int | None) -> list[int]:
-    """How many groups each step has: ``steps`` whole batches, or batches until there are ``rollouts`` trajectories.
+    """Returns the number of groups of each step: ``steps`` whole batches, or batches until there are ``rollouts`` trajectories.
 
     Raises:
         UserError: when both are given.

@@ -103,14 +103,14 @@ def train(ctx: click.Context, line: CommandLine) -> None:
 
 
 def _as_it_comes(item: Loaded) -> bool:
-    """Whether its name alone chooses it as it is."""
+    """Returns True if its name alone chooses it as it is."""
     options = getattr(type(item.plugin), "Options", None)
     usual = options.model_construct().model_dump() if options is not None else {}
     return item.weight == 1.0 and all(usual.get(name) == value for name, value in item.options.items())
 
 
 def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: bool) -> str:
-    """What the run has left, and commands that work on it.
+    """Returns what the run has left, and commands that work on it.
 
     Args:
         as_they_come: rewards and agents have their default options.
@@ -138,7 +138,7 @@ def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: 
 def _commands(
     outcome: Outcome, config: RunConfig, needs: Needs, run_dir: Path, as_they_come: bool
 ) -> Iterator[tuple[str, str]]:
-    """What to type, and what it does."""
+    """Yields what to type, and what it does."""
     saved = (run_dir / "checkpoints").exists()
     if needs.samples and (saved or (run_dir / "model").exists()) and (config.data.sources or config.eval.data.sources):
         more = ["--eval.n", max(4, 2 * config.eval.n)] if config.eval.temperature else []  # greedy samples are all the same

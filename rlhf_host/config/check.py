@@ -25,7 +25,7 @@ EVAL_METRICS = (
     *("reward/mean", "reward/stderr", "score/mean", "score/stderr"),
     *("length/mean", "truncated", "samples", "unjudged", "failed"),
 )
-"""What evaluations of samples give under ``eval/``, beside pass@k."""
+"""Metrics that evaluations of samples give under ``eval/``, beside pass@k."""
 RESERVED = ("agent", "mean", "std", "min", "max", "stderr")
 """No aliases of rewards: ``reward/ALIAS`` would be another metric's name."""
 
@@ -142,7 +142,7 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
 
 
 def _chosen_row_refusals(manager: PluginManager) -> Iterator[str]:
-    """What has no place in a run that samples and trains on the rows of ``make_rows``."""
+    """Yields what has no place in a run that samples and trains on the rows of ``make_rows``."""
     (owner,) = manager.names("make_rows")[:1]
     for key in manager.names("compute_advantages"):
         yield f"{owner} trains on the rows that it chooses, which get no advantages, and {key} computes some: choose one of them"
@@ -151,7 +151,7 @@ def _chosen_row_refusals(manager: PluginManager) -> Iterator[str]:
 
 
 def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
-    """What has no place in a run over a data set."""
+    """Yields what has no place in a run over a data set."""
     owner = f"{config.algo.name if config.algo else 'a plugin'} trains on {needs.data} data"
     if config.reward or config.eval.reward:
         yield f"{owner}, and samples and scores nothing: leave --reward out"
@@ -177,7 +177,7 @@ def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> It
 
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """What makes ``Needs(on_policy=True)`` untrue."""
+    """Yields what makes ``Needs(on_policy=True)`` untrue."""
     for key in (key for key, own in manager.each("needs") if own.on_policy):
         rule = f"{key} is right only for the weights that sampled"
         if config.train.updates_per_batch > 1:
@@ -329,7 +329,7 @@ def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
 
 
 def _others(setting: str, value: str) -> str:
-    """What else a setting of the host may be, if that is a few words."""
+    """Returns what else a setting of the host may be, if that is a few words."""
     model: Any = RunConfig
     *sections, last = setting.split(".")
     for section in sections:

@@ -15,8 +15,8 @@ OLD_LOGPROBS = "train.old_logprobs"
 
 
 def decide_old_logprobs(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """Where the ratio would be against the sampler by default, and a plugin does not work with that, have old log-probabilities
-    recomputed, in place; gives what to say of it."""
+    """Has old log-probabilities recomputed, in place, if the ratio would be against the sampler by default and a plugin does not
+    work with that; yields what to say of it."""
     if not config.async_depth or config.train.old_logprobs != "auto":
         return
     unfit = _unfit(manager)
@@ -27,7 +27,7 @@ def decide_old_logprobs(config: RunConfig, manager: PluginManager) -> Iterator[s
 
 
 def _unfit(manager: PluginManager) -> dict[str, tuple[str, str]]:
-    """What old log-probabilities may not be → the plugin that says so, and why."""
+    """Returns what old log-probabilities may not be → the plugin that says so, and why."""
     forbids = [(key, forbidden) for key, own in manager.each("needs") for forbidden in own.forbids]
     return {each.value: (key, each.why) for key, each in forbids if each.setting == OLD_LOGPROBS}
 
@@ -40,7 +40,7 @@ def ahead_refusals(config: RunConfig, manager: PluginManager, needs: Needs, trai
 
 
 def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, traits: RunTraits) -> Iterator[str]:
-    """What has no place where sampling runs ahead of training."""
+    """Yields what has no place where sampling runs ahead of training."""
     rule = f"async_depth is {config.async_depth}"
     if not needs.samples or config.from_trajectories is not None:
         yield f"{rule}, and nothing is sampled: leave --async-depth out"
@@ -64,7 +64,7 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
 
 
 def _overtaking_refusals(config: RunConfig) -> Iterator[str]:
-    """What wants batches in the order of the draws, where draws may pass others."""
+    """Yields what wants batches in the order of the draws, where draws may pass others."""
     if (most := config.pipeline.max_staleness) is None:
         return
     rule, without = f"pipeline.max_staleness is {most}", "--pipeline.max-staleness null for none"
@@ -77,7 +77,7 @@ def _overtaking_refusals(config: RunConfig) -> Iterator[str]:
 
 
 def _in_flight_refusals(config: RunConfig, traits: RunTraits) -> Iterator[str]:
-    """Why new weights cannot come under requests, where that is asked for."""
+    """Yields why new weights cannot come under requests, where that is asked for."""
     if not config.in_flight_updates or traits.in_flight(config):
         return
     if not config.async_depth:

@@ -28,7 +28,7 @@ LONG_S = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RunTraits:
-    """Of the plugins that a configuration chooses."""
+    """Traits of the plugins that a configuration chooses."""
 
     engine: EngineTraits
     backend: BackendTraits
@@ -42,7 +42,7 @@ class RunTraits:
 
     @classmethod
     def of_plugins(cls, *plugins: tuple[PluginInfo, Any]) -> RunTraits:
-        """Of engine, backend and runtime. Raises ``PluginError`` for libraries that are missing."""
+        """Returns the traits of engine, backend and runtime. Raises ``PluginError`` for libraries that are missing."""
         for info, plugin in plugins:
             require_libraries(info, plugin)
         return cls(*(plugin.traits for _, plugin in plugins))
@@ -53,7 +53,7 @@ class RunTraits:
         return self.engine.takes == "module" and not self.runtime.remote
 
     def in_flight(self, config: RunConfig) -> bool:
-        """Whether new weights come while requests are answered."""
+        """Returns True if new weights come while requests are answered."""
         able = bool(config.async_depth) and self.engine.in_flight and not self.in_place and config.pipeline.schedule == "free"
         return able and config.in_flight_updates is not False
 
@@ -114,7 +114,7 @@ def swap_for_debugging(config: RunConfig, plugins: Mapping[str, tuple[PluginInfo
 
 
 def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str]:
-    """Why the chosen engine, backend, runtime and sync cannot train together; each with what to do."""
+    """Yields why the chosen engine, backend, runtime and sync cannot train together; each with what to do."""
     engine, backend, runtime, sync = (getattr(config, key).name for key in (*KINDS, "sync"))
     if config.placement and not traits.runtime.places:
         yield f"runtime {runtime} has one process and takes no placement: choose another --runtime, or leave --placement out"

@@ -14,7 +14,7 @@ from rlhf_host.plugins.python_files import import_file
 from rlhf_host.plugins.spellings import ENVIRONMENT, spellings, written_out
 
 PARTS = ("tasks", "rewards", "tools", "agent", "system_prompt", "max_turns", "settings")
-"""What a file may have."""
+"""Keys that a file may have."""
 
 
 def environment_layer(file: Path, where: str) -> Located:

@@ -33,7 +33,7 @@ def known_flags() -> dict[str, Option]:
 def what_is_meant(
     typed: str, value: str | None, path: Path, names: Names, control: Collection[str], chosen: Sequence[tuple[str, str]]
 ) -> str:
-    """What to say of a flag that does not exist, after its text.
+    """Returns what to say of a flag that does not exist, after its text.
 
     Args:
         typed: its name, without dashes in front.
@@ -49,7 +49,7 @@ def what_is_meant(
         return f" is a section: set its keys, such as --{inside[0]}"
 
     def fits(flags: str) -> bool:
-        """Whether they are no options that a chosen plugin does not have."""
+        """Returns False if some are options that a chosen plugin does not have."""
         words = [word.removeprefix("--") for word in flags.split() if word.startswith("--")]
         return all(word in options for word in words if word.partition(".")[0] in heads and "." in word)
 
@@ -97,7 +97,7 @@ def _options(key: str, text: str) -> Iterator[str]:
 
 
 def of_plugin(name: str) -> str:
-    """What to type for an installed plugin's name, ``wandb``, or for one of its options behind a dash, ``kl-coef``."""
+    """Returns what to type for an installed plugin's name, ``wandb``, or for one of its options behind a dash, ``kl-coef``."""
     hints = []
     for info in discover():
         own, key = info.name.replace("_", "-"), CHOICES.get(info.kind)

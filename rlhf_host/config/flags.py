@@ -134,7 +134,7 @@ def from_flags(flags: Sequence[Flag], names: Names, problems: Problems, control:
 
 
 def _problem(flag: Flag, path: Path, names: Names, control: Collection[str], flags: Sequence[Flag]) -> str | None:
-    """What is wrong with a flag's name."""
+    """Returns what is wrong with a flag's name."""
     if is_selection(path[:-1]):
         if not of_flag(flag.name, flag.value):
             option = ".".join([*map(str, path[:-1]), "NAME", flag.name.rpartition(".")[2]])
@@ -146,12 +146,12 @@ def _problem(flag: Flag, path: Path, names: Names, control: Collection[str], fla
 
 
 def _takes_names(path: Path) -> bool:
-    """Whether plugins or data sources are chosen there."""
+    """Returns True if plugins or data sources are chosen there."""
     return path in DATA or is_choice(path) or is_selection(path)
 
 
 def _value(path: Path, flags: Sequence[Flag], problems: Problems) -> Located | None:
-    """What the flag, perhaps repeated, sets."""
+    """Returns what the flag, perhaps repeated, sets."""
     last, annotation = flags[-1], annotation_at(path)
     if len(spellings := {".".join(flag.parts): flag.text for flag in flags}) > 1:
         problems.lines.append(f"{' and '.join(spellings.values())} set the same: leave one out")
@@ -218,7 +218,7 @@ class Texts(list[Text]):
 
 
 def last_counts(flag: str, values: Sequence[str]) -> Iterator[str]:
-    """What to say of a flag that takes one value, and was given several."""
+    """Yields what to say of a flag that takes one value, and was given several."""
     if len(set(values)) > 1:
         yield f"{flag} takes one value and is given {len(values)}, {' and '.join(values)}: the last one counts"
 

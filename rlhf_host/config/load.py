@@ -25,7 +25,7 @@ QUICKSTART = "quickstart"
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A configuration, where each of its values was set, and what the person should be told."""
 
     config: RunConfig
@@ -52,7 +52,7 @@ def read_config(
     control: Collection[str] = (),
     *,
     quickstart: bool = True,
-) -> Loaded:
+) -> LoadedConfig:
     """As ``load_config``, keeping the places.
 
     With neither a model nor data, everything overrides the preset ``quickstart``, and a notice says so.
@@ -69,7 +69,7 @@ def read_config(
     except ValidationError as error:
         _add_misfits(problems, error, control)
     problems.refuse()
-    return Loaded(config, problems.origins, tuple(problems.notices))
+    return LoadedConfig(config, problems.origins, tuple(problems.notices))
 
 
 def assemble(
@@ -122,7 +122,7 @@ def unwrap(tree: Any, path: Path = ()) -> tuple[Any, dict[Path, str]]:
 
 
 def _add_misfits(problems: Problems, error: ValidationError, control: Collection[str]) -> None:
-    """What does not fit the schema. ``control``: flags that are no keys."""
+    """Adds what does not fit the schema. ``control``: flags that are no keys."""
     for item in error.errors(include_url=False):
         path = item["loc"]
         problem = f"{path[-1]} is required" if item["type"] == "missing" else sentence(item)

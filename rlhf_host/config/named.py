@@ -1,4 +1,4 @@
-"""What ``--config`` names: a file, or a preset, recipe or environment by its name."""
+"""The files that ``--config`` names: a file, or a preset, recipe or environment by its name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def meant(text: str) -> tuple[str, str]:
 
 
 def of_old(flag: str, text: str) -> str:
-    """What to write behind ``--config`` for the value of an earlier flag."""
+    """Returns what to write behind ``--config`` for the value of an earlier flag."""
     if text.endswith((".yaml", ".yml", ".py")):
         return text
     try:

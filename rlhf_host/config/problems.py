@@ -1,4 +1,4 @@
-"""What is wrong with settings: one line per mistake with the place that set it, raised together."""
+"""Mistakes in settings: one line for each with the place that set it, raised together."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeAlias
 from rlhf_host.errors import UserError
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Of a setting: ``("data", "sources", 0)``."""
+"""Keys on the way to a setting: ``("data", "sources", 0)``."""
 
 Origins: TypeAlias = Mapping[Path, str]
-"""Where each value was set: ``--rollout.n``, or ``run.yaml:12: rollout.n``."""
+"""The place where each value was set: ``--rollout.n``, or ``run.yaml:12: rollout.n``."""
 
 
 class Problems:

@@ -12,9 +12,9 @@ from rlhf_host.directories import packaged
 from rlhf_host.errors import UserError, near_matches
 
 EXAMPLES = "examples/"
-"""What paths of files beside the recipes begin with."""
+"""Beginning of paths of files beside the recipes."""
 BEFORE = ("runs/recipes/", "models/")
-"""What paths of models begin with that another recipe or ``make smollm2`` leaves."""
+"""Beginning of paths of models that another recipe or ``make smollm2`` leaves."""
 
 
 def recipes() -> dict[str, Path]:

@@ -50,7 +50,7 @@ KEYS: dict[Use, tuple[str, ...]] = {
     "rollout": ("agent", "agents", "reward", "with"),
     "replay": ("algo", "reward", "with"),
 }
-"""What takes part in each use of a configuration."""
+"""Plugins that take part in each use of a configuration."""
 
 SAMPLING = {name for name, rule in RULES.items() if rule.per == "agent"} | {"score", "keep_group"}
 """Hooks for which an extension takes part in sampling without training."""
@@ -164,7 +164,7 @@ def resolve(
 
 
 def _traits(config: RunConfig, parts: dict[str, list[Choice]], finder: _Finder) -> RunTraits:
-    """Of engine, backend and runtime, some swapped for debugging; chooses the sync that suits them."""
+    """Returns the traits of engine, backend and runtime, some swapped for debugging; chooses the sync that suits them."""
     plugins = {kind: (choice.info, choice.build()) for kind, (choice,) in parts.items()}
     swapped = swap_for_debugging(config, plugins) if config.debug else []
     for line in swapped:
@@ -258,7 +258,7 @@ def _repeated(texts: Any, values: Any, path: Path, problems: Problems) -> Iterat
 
 
 def _samples(cls: type) -> bool:
-    """Whether a plugin of this class, as it comes, belongs to runs that sample: names of such runs mean nothing to others."""
+    """Returns True if a plugin of this class, as it comes, belongs to runs that sample: their names mean nothing to others."""
     try:
         needs: Needs = cls(options_model(cls)()).needs()
         return needs.samples
@@ -269,7 +269,7 @@ def _samples(cls: type) -> bool:
 
 
 def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> bool:
-    """Whether the options survive being written down (aliases and odd defaults of a plugin's own may not)."""
+    """Returns True if the options survive being written down (aliases and odd defaults of a plugin's own may not)."""
     try:
         return model.model_validate(filled) == parsed
     except ValidationError:
@@ -280,7 +280,7 @@ def _same(model: type[BaseModel], filled: dict[str, Any], parsed: BaseModel) -> 
 
 
 def merge_needs(manager: PluginManager) -> AlgoNeeds:
-    """What all plugins need together.
+    """Returns what all plugins need together.
 
     Raises:
         UserError: two plugins need the same role differently, or different data; or needs are those of another kind of plugin.

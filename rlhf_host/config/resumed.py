@@ -1,4 +1,4 @@
-"""What a resumed run does otherwise than before: what is refused, and what is said."""
+"""Changes between a run and its resume: what is refused, and what is said."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import NONE
 from rlhf_host.config.yaml_file import write_yaml
-from rlhf_host.errors import UserError, near_matches
+from rlhf_host.errors import UserError, near_siblings
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
@@ -64,7 +64,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def in_use(run_dir: Path) -> bool:
-    """Whether a process holds the directory."""
+    """Returns True if a process holds the directory."""
     import fcntl
 
     try:
@@ -78,7 +78,7 @@ def in_use(run_dir: Path) -> bool:
 
 
 def about_run(run_dir: Path) -> dict[str, Any]:
-    """What ``run.json`` says; nothing where there is none that can be read."""
+    """Returns what ``run.json`` says; nothing where there is none that can be read."""
     try:
         about: Any = json.loads((run_dir / RUN).read_text("utf-8"))
     except (FileNotFoundError, ValueError):
@@ -139,8 +139,7 @@ def _refuse_other_files(path: Path) -> None:
 def require_run(path: Path) -> Path:
     """The run's ``config.yaml``. Raises ``UserError`` when ``path`` is no run directory."""
     if not path.is_dir():
-        siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = near_matches(str(path), siblings) or " (a run that has just begun has none yet)"
+        near = near_siblings(path) or " (a run that has just begun has none yet)"
         raise UserError(f"{path}: no such run directory{near}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} has no {CONFIG}: a run directory is what rlhf train writes, such as runs/<time>-<name>")

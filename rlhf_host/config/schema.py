@@ -108,7 +108,7 @@ class RoleConfig(Section):
 
 
 class DataSource(Open):
-    """Where tasks come from; a task plugin's options are beside these."""
+    """A source of tasks; a task plugin's options are beside these."""
 
     path: str = Field(description="file, directory, hub name, or a task plugin's name")
     name: str | None = Field(None, description="its name in metrics; default: the last part of path")
@@ -262,7 +262,7 @@ class TrainConfig(Section):
 
 
 class PipelineConfig(Section):
-    """How sampling runs ahead of training, with ``async_depth``."""
+    """Settings of sampling ahead of training, with ``async_depth``."""
 
     schedule: Literal["free", "fixed"] = Field(
         "free",

@@ -45,7 +45,7 @@ ROLES = tuple(SHORTHANDS.values())
 """Roles with a shorthand; where a role starts from another, these names mean a role and no path."""
 
 DATA: tuple[Path, ...] = (("data",), ("eval", "data"))
-"""Where data sources are."""
+"""Places of data sources."""
 
 TASKS = "tasks"
 """The kind of plugin that a data source may be, and what one is called that has no name."""
@@ -60,7 +60,7 @@ def role_flag(role: str) -> str:
 
 
 class Names:
-    """What a top-level key means: a setting, a role, or the name of an extension or a runtime. Imports none of these."""
+    """Meanings of top-level keys: a setting, a role, or the name of an extension or a runtime. Imports none of these."""
 
     @cached_property
     def plugins(self) -> Mapping[str, str]:
@@ -70,7 +70,7 @@ class Names:
         return dict.fromkeys(offered()["extension"], "extension") | kinds
 
     def place(self, key: str) -> tuple[Path, str | None]:
-        """Where the key's settings belong, and the plugin that they choose."""
+        """Returns where the key's settings belong, and the plugin that they choose."""
         if key in fields_of(RunConfig):
             return (key,), None
         if key in SHORTHANDS:
@@ -82,7 +82,7 @@ class Names:
 
     @staticmethod
     def option_flag(plugin: str, option: str) -> str | None:
-        """How an option is set of an installed plugin whose name is no key: ``--algo.clip-eps`` for ``--grpo.clip-eps``."""
+        """Returns how an option is set of an installed plugin whose name is no key: ``--algo.clip-eps`` for ``--grpo.clip-eps``."""
         names = {info.kind: info.name for info in discover() if info.name.replace("_", "-") == plugin}
         single = (f"--{key}.{option}" for key, kind in SINGLE.items() if kind in names)
         many = (f"--{key}.{names[kind]}.{option}" for key, kind in MANY.items() if kind in names)
@@ -119,8 +119,8 @@ def holds_sections(annotation: Any) -> bool:
 
 
 def annotation_at(path: Path) -> Any:
-    """What the schema allows there: ``Any`` for a plugin's own options, ``None`` for what does not exist. Beside the keys of
-    ``data`` are names of its sources."""
+    """Returns what the schema allows there: ``Any`` for a plugin's own options, ``None`` for what does not exist. Beside the
+    keys of ``data`` are names of its sources."""
     annotation: Any = RunConfig
     for part in path:
         if annotation in (Any, None):
@@ -144,12 +144,12 @@ def lora_path(path: Path) -> Path:
 
 
 def is_choice(path: Path) -> bool:
-    """Whether one plugin is chosen there."""
+    """Returns True if one plugin is chosen there."""
     return (len(path) == 1 and path[0] in SINGLE) or is_selection(path[:-1])
 
 
 def is_selection(path: Path) -> bool:
-    """Whether several plugins are chosen there, each under an alias."""
+    """Returns True if several plugins are chosen there, each under an alias."""
     return path == ("eval", "reward") or (len(path) == 1 and path[0] in MANY)
 
 
@@ -157,7 +157,7 @@ def is_selection(path: Path) -> bool:
 
 
 def canonical(tree: Located, path: Path, problems: Problems) -> Located:
-    """What was written at ``path``, as ``config.yaml`` has it.
+    """Returns what was written at ``path``, as ``config.yaml`` has it.
 
     A plugin may be its name alone; several may be a list, or a mapping whose aliases are names; data may be a path or a list;
     keys may have dashes. What a key at the top means is for ``Names``.
@@ -189,7 +189,7 @@ def snake_case(values: Mapping[str, Located], problems: Problems) -> dict[str, L
 
 
 def is_empty(tree: Located, path: Path) -> bool:
-    """Whether a section is named, and nothing in it."""
+    """Returns True if a section is named, and nothing in it."""
     return tree.value is None and holds_sections(annotation_at(path))
 
 

@@ -52,7 +52,7 @@ def read_yaml(path: str | Path, name: str | None = None) -> Located:
     yaml.Composer = _Composer
     try:
         node = yaml.compose(Path(path).read_text(encoding="utf-8"))
-        tree = Located({}, f"{shown}:1") if node is None else _Reader(shown, yaml).read(node, (), ())
+        tree = Located({}, f"{shown}:1") if node is None else _NodeReader(shown, yaml).read(node, (), ())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(f"{shown}: cannot be read: {reason}") from error
@@ -79,7 +79,7 @@ class _Composer(Composer):
         return node
 
 
-class _Reader:
+class _NodeReader:
     def __init__(self, shown: str, yaml: YAML):
         self.shown, self.yaml, self.count = shown, yaml, itertools.count(1)
 

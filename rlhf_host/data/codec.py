@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhf_host.data import contents, tool_formats
+from rlhf_host.data.answer_reader import AnswerReader
 from rlhf_host.data.chat import conversation, encode, render_prompts
 from rlhf_host.data.template_writer import MEMO, WITHOUT_TOOLS, TemplateWriter, Tools, reasoning_of, refuse_cuts
 from rlhf_host.data.templates import uses_chat_template
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed, FinishReason, Message
-from rlhf_host.records.messages import Reply, ToolCall
+from rlhf_host.records.messages import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,8 @@ class ChatCodec:
     ):
         self.tokenizer, self.template, self.system_prompt = tokenizer, template, system_prompt
         self.chat = uses_chat_template(tokenizer, template)
-        known = ("auto", "none", *tool_formats.FORMATS)
-        if tool_format not in known:
-            raise UserError(f"rollout.tool_format {tool_format!r} is not one of {', '.join(known)}")
-        self._own = getattr(tokenizer, "response_template", None) if tool_format == "auto" else None
-        self.tool_format = tool_format
-        if tool_format == "auto":
-            self.tool_format = tool_formats.detect(_template_text(tokenizer)) if self.chat else "none"
+        self._reader = AnswerReader(tokenizer, tool_format, self.chat)
+        self.tool_format = self._reader.tool_format
         self.writer = TemplateWriter(tokenizer)
         self._mark = self.writer.mark
         self._given_stops = frozenset(stop_ids)
@@ -161,29 +157,7 @@ class ChatCodec:
         ids = list(sampled)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        plain = self.tokenizer.decode(ids, skip_special_tokens=True)
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        reads = tools and self.reads_calls
-        thinks = "</think>" in text or "<think>" in text or "<think>" in self._opening or self.tool_format == "gptoss"
-        if not self.chat or not (reads or thinks or self._own):
-            return Reply(plain, finish_reason=finish_reason)
-        if self._own:
-            chosen = self._own if tools else tool_formats.without_calls(self._own)
-        else:
-            chosen = tool_formats.response_template(self.tool_format, self._opening, tools=bool(tools))
-        try:
-            told = self.tokenizer.parse_response(text, chosen, prefix=self._opening, tools=list(tools or ()))
-            calls = tuple(_call(call) for call in _as_list(told.get("tool_calls")))
-            if calls and not self._own:
-                tool_formats.check_ended(self.tool_format, text)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            problem = " ".join(str(error).split())[:200]
-            return Reply(plain, finish_reason=finish_reason, problems=(f"unreadable: {problem}",))
-        reasoning = told.get("reasoning_content") or told.get("thinking") or told.get("reasoning")
-        content = self._without_specials(text_of(told.get("content"))).strip()
-        if plain.strip() and not (content or reasoning or calls):
-            return Reply(plain, finish_reason=finish_reason, problems=("unreadable: none of the answer's parts is found",))
-        return Reply(content, reasoning and self._without_specials(str(reasoning)).strip(), calls, finish_reason)
+        return self._told(lambda: self._reader.read(ids, self._opening, tools, finish_reason))
 
     # --- what the chat template does --------------------------------------------------------------
 
@@ -204,7 +178,7 @@ class ChatCodec:
     @property
     def reads_calls(self) -> bool:
         """True if ``parse`` can find calls."""
-        return bool(self._own) or self.tool_format != "none"
+        return self._reader.reads_calls
 
     def check(self, tools: Tools | None = None) -> None:
         """Raises ``UserError`` for a chat template in which conversations of several turns, or with ``tools``, cannot go on."""
@@ -339,11 +313,6 @@ class ChatCodec:
     def _text_of_token(self, number: int) -> str:
         return str(self.tokenizer.decode([number], skip_special_tokens=False))
 
-    def _without_specials(self, text: str) -> str:
-        for token in self.tokenizer.all_special_tokens:
-            text = text.replace(token, "")
-        return text
-
     @staticmethod
     def _told(work: Any) -> Any:
         """Turns the template's refusal into a failure of one episode, not of the run."""
@@ -366,11 +335,6 @@ def _bound(memo: dict[str, Any]) -> None:
         memo.clear()
 
 
-def _template_text(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    return "\n".join(template.values()) if isinstance(template, dict) else str(template)
-
-
 def _shape(message: Message) -> list[Any]:
     """Returns everything in a message that affects the form of the template's output."""
     calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
@@ -379,26 +343,3 @@ def _shape(message: Message) -> list[Any]:
 
 def _result(call: Mapping[str, Any], text: str) -> Message:
     return {"role": "tool", "name": call["function"]["name"], "tool_call_id": call["id"], "content": text}
-
-
-def _as_list(calls: Any) -> list[Any]:
-    if calls is None:
-        return []
-    flat = calls if isinstance(calls, list) else [calls]
-    return [one for call in flat for one in (call if isinstance(call, list) else [call])]
-
-
-def _call(call: Mapping[str, Any]) -> ToolCall:
-    """Returns the call. Raises ``ValueError`` for a call without a name, with arguments that are not an object, or that other
-    programs cannot read.
-    """
-    function = call.get("function", call)
-    name, arguments = function.get("name"), function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(name, str) or not name.strip():
-        raise ValueError("a call without a name")
-    if not isinstance(arguments, dict):
-        raise ValueError(f"the arguments of {name} are no object")
-    json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()  # NaN, half characters
-    return ToolCall(name.strip(), arguments)

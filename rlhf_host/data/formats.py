@@ -245,7 +245,7 @@ def detect(
     accepted = [each for each in FORMATS if kind in each.kinds]
     rows = list(map(_with_lists, rows))
     if wanted is not None:
-        return _named(rows, wanted, kind, where, needed_by)
+        return _named(wanted, kind, where, needed_by)
     counts = {id(each): sum(map(each.recognises, rows)) for each in FORMATS}
     if split_at and any(map(_is_text_pair, rows)):
         preference = next(each for each in FORMATS if each.name == "preference")
@@ -284,7 +284,7 @@ def detect(
     )
 
 
-def _named(rows: Sequence[Row], wanted: str, kind: str, where: str, needed_by: str) -> tuple[Format, str]:
+def _named(wanted: str, kind: str, where: str, needed_by: str) -> tuple[Format, str]:
     named = [each for each in FORMATS if each.name == wanted]
     if not named:
         raise UserError(f"data.format {wanted!r} is not known{near_matches(wanted, NAMES)}; known are {', '.join(NAMES)}")

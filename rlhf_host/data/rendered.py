@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -86,7 +86,7 @@ class Rendered:
         names = sorted(special_tokens(self._writer.tokenizer), key=len, reverse=True)
         cut = re.compile("(" + "|".join(map(re.escape, names)) + ")" if names else r"(?!)")
         pieces, others = cut.split(text), cut.split(ending)
-        same = next((n for n, (a, b) in enumerate(zip(pieces, others, strict=False)) if a != b), min(len(pieces), len(others)))
+        same = in_common(pieces, others)
         return "".join(pieces[same:]).strip()
 
 
@@ -143,3 +143,11 @@ def without_opening(prompt: str, answer: str) -> str:
 
 def _is_mark(text: str) -> bool:
     return re.search(r"[^\w\s:]", text) is not None
+
+
+def in_common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Returns the length of the beginning that two texts, or lists of texts, share."""
+    least = min(len(one), len(other))
+    if one[:least] == other[:least]:
+        return least
+    return next(place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

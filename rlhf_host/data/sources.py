@@ -19,7 +19,7 @@ from rlhf_host.data.row_reader import RowReader, prompt_of
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
 from rlhf_host.data.templates import for_chat, rendering
-from rlhf_host.errors import PluginError, UserError, asks_to_stop, in_one_line, near_matches
+from rlhf_host.errors import PluginError, UserError, asks_to_stop, in_one_line, near_matches, near_siblings
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import build, find, is_object
@@ -65,7 +65,7 @@ def load_tasks(
     longest = min((limit for limit in (data.max_prompt_tokens, max_prompt_tokens) if limit is not None), default=None)
     prompts = Prompts(for_chat(tokenizer, data), data.system_prompt, data.template)
     manager = PluginManager([]) if manager is None else manager
-    reader = _Reader(data, split, prompts, tokenizer, seed, longest, rows, manager)
+    reader = _SourceReader(data, split, prompts, tokenizer, seed, longest, rows, manager)
     report: list[str] = []
     read: dict[str, Source] = {}
     for name, source in named(data.sources):
@@ -132,8 +132,7 @@ def open_source(source: DataSource, name: str, split: Split, rows: PythonRows) -
         if plugin is not None:
             return plugin
         if looks_like_a_file(source.path):
-            siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UserError(f"{source.path}: no such file or directory{near_matches(path.name, siblings)}")
+            raise UserError(f"{source.path}: no such file or directory{near_siblings(path)}")
     if source.options:
         raise UserError(f"{source.path} is not a task plugin, so it takes no options ({', '.join(source.options)})")
     where = (source.subset, source.split, SPLITS[split])
@@ -141,7 +140,7 @@ def open_source(source: DataSource, name: str, split: Split, rows: PythonRows) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _SourceReader:
     """Reads tasks of one split from sources, with prompts rendered, tokenised and bounded in length."""
 
     data: DataConfig

@@ -14,7 +14,7 @@ from rlhf_host.data.chat import Prompts, conversation
 from rlhf_host.data.contents import text_of
 from rlhf_host.data.examples import Example
 from rlhf_host.data.messages import UNTRAINED
-from rlhf_host.data.rendered import last_tag, special_tokens, without_end, without_opening
+from rlhf_host.data.rendered import in_common, last_tag, special_tokens, without_end, without_opening
 from rlhf_host.data.row_context import with_system
 from rlhf_host.data.row_values import Text
 from rlhf_host.data.template_writer import TemplateWriter, Tools, reasoning_of, refuse_cuts, with_arguments
@@ -96,7 +96,7 @@ class Marker:
             middle = self._writer.write([*turn, turn[0]], opens=False).partition(mark)[2]
         except UserError:  # it wants other roles: then each row shows how it ends
             return
-        both = last[: _common(last, middle)]
+        both = last[: in_common(last, middle)]
         choices = ((both, self.stops), (both, self._special), (last, self.stops), (last, self._special))
         stop = next((found[0] for text, known in choices if (found := _first(text, known))), None)
         if stop is not None:
@@ -207,9 +207,9 @@ class Marker:
         """Returns the last message as the text that the model should write."""
         prompt = writer.write(messages[:-1], opens=True, tools=tools)
         text = writer.write(messages, opens=False, tools=tools)
-        begin = _common(prompt, text)
+        begin = in_common(prompt, text)
         if prompt[begin:].strip():
-            opening = prompt[_common(writer.write(messages[:-1], opens=False, tools=tools), prompt) :]
+            opening = prompt[in_common(writer.write(messages[:-1], opens=False, tools=tools), prompt) :]
             begin = self._behind(opening, text, messages, writer, tools)
             if not begin:
                 return self._unopened(prompt, text, messages, writer, tools)
@@ -249,12 +249,12 @@ class Marker:
         answer, tag = without_opening(prompt, content), last_tag(prompt)
         goes_on = tag[1:] and tag not in content and f"{tag[0]}/{tag[1:]}" in content
         if (answer == content and not goes_on) or messages[-1].get("tool_calls"):
-            missing = tag or prompt[_common(prompt, text) :].strip()[-40:]
+            missing = tag or prompt[in_common(prompt, text) :].strip()[-40:]
             raise Malformed(
                 f"the chat template prompts with {missing!r}, and does not write this before the answer of a conversation:"
                 " let the answer begin with it, or give prompt and completion as texts"
             )
-        words = self._words_end(text, _common(prompt, text), messages, writer, tools)
+        words = self._words_end(text, in_common(prompt, text), messages, writer, tools)
         stop = next((found[0] for known in (self.stops, self._special) if (found := _first(text[words:], known))), "")
         return _Turn(prompt, answer + stop, bool(stop))
 
@@ -298,7 +298,7 @@ class Marker:
             tail = writer.write(marked, opens=False, tools=tools).rpartition(writer.mark)[2]
         except UserError:
             raise Malformed(f"cannot tell where the chat template ends message {len(messages)}, which has calls") from None
-        return len(text) - _common(text[::-1], tail[::-1])
+        return len(text) - in_common(text[::-1], tail[::-1])
 
 
 def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Example) -> Example:
@@ -313,13 +313,6 @@ def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Examp
             what = lost or f"the role {message['role']!r}"
             raise Malformed(f"message {number}: {what} needs a chat template, and there is none")
     return Example(list(messages[:-1]), (messages[-1]["content"],), beside=example.beside)
-
-
-def _common(one: str, other: str) -> int:
-    """Returns the number of characters that two texts share at their beginning."""
-    if other.startswith(one):
-        return len(one)
-    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _first(text: str, known: set[Any]) -> re.Match[str] | None:

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -28,11 +26,10 @@ from rlhf_host.engines.vllm_startup import (
     first_line,
     in_processes,
     memory_directory,
-    parameter_names,
     start_vllm,
 )
+from rlhf_host.engines.vllm_weights import AdapterWeights, WholeWeights
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.models.adapter_files import write_for_engine
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
@@ -74,13 +71,13 @@ class VLLMEngine:
         self._failure: BaseException | None = None
         self._closed = False
         self._step_began: float | None = None
-        self._parameters: set[str] | None = None
         self._adapter_rank = start.adapter_rank
-        self._adapter: Any = None
-        """vLLM's ``LoRARequest`` of the latest adapter, if adapters are sent in place of weights."""
         self._threads = Threads(4)
         self._shared: set[Path] = set()
         self._scratch = Scratch("rlhf-vllm-", memory_directory())
+        self._weights = (
+            AdapterWeights(self._scratch.path) if self._adapter_rank else WholeWeights(self._scratch.path, self.multiprocess)
+        )
         started: Future[None] = Future()
         # vLLM is made and stepped in one thread: the threads of OpenMP belong to the one that asked for them.
         self._thread = threading.Thread(target=self._work, args=(start, started), name="rlhf-vllm", daemon=True)
@@ -225,7 +222,7 @@ class VLLMEngine:
             self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
         settings = self.llm.vllm_config.model_config
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
-        self._config, self._vocabulary = settings.hf_config, int(settings.get_vocab_size())
+        self._vocabulary = int(settings.get_vocab_size())
         self.context_length: int = settings.max_model_len
         self.exact, self._can_sleep = settings.dtype == torch.float32, settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
@@ -259,7 +256,7 @@ class VLLMEngine:
             number = str(next(self._numbers))
             parameters = sampling_params(call.request, self._ends, self.context_length)
             prompt = self._prompt(list(call.request.token_ids), cache_salt=self._salt(call.request))
-            self.llm.add_request(number, prompt, parameters, lora_request=self._adapter)
+            self.llm.add_request(number, prompt, parameters, lora_request=self._weights.adapter)
         except Exception as error:
             ours = isinstance(error, RunError | UserError)
             answer([(call, error if ours else UserError(f"engine vllm: {first_line(error)}"))])
@@ -301,72 +298,20 @@ class VLLMEngine:
         self.version = NO_WEIGHTS
         with self._paused():
             try:
-                again = self._load_adapter(buckets) if self._adapter_rank else self._load_weights(buckets)
+                if self._adapter_rank:
+                    self.llm.abort_request(list(self._running))
+                self._weights.load(self.llm, buckets)
             except Exception as error:
                 reason = f"engine vllm has no usable weights: loading version {version} failed ({first_line(error)})"
                 self.llm.abort_request(list(self._running))
                 self._fail_running(RunError(reason))
                 raise RunError(reason) from error
             self._take_version(version)
-            for call in again:
-                self._add(call)
-
-    def _load_weights(self, buckets: Buckets) -> Sequence[Sent]:
-        names: set[str] = set()
-        self.llm.collective_rpc("begin_weights")
-        try:
-            for bucket in buckets:
-                names.update(name for name, _ in bucket)
-                if bucket:
-                    self._send(bucket)
-        finally:
-            self.llm.collective_rpc("end_weights")
-        self._check_complete(names)
-        return ()
-
-    def _load_adapter(self, buckets: Buckets) -> Sequence[Sent]:
-        """Loads a new adapter under a new name: under the same name vLLM would go on with its cached one.
-
-        Returns:
-            Requests in flight, which must start again because they would keep their old adapter.
-        """
-        from vllm.lora.request import LoRARequest
-
-        weights = {name: tensor.detach().cpu().clone() for bucket in buckets for name, tensor in bucket}
-        number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
-        path = self._scratch.path / f"adapter-{number}"
-        write_for_engine(weights, path)
-        running = list(self._running.values())
-        self.llm.abort_request(list(self._running))
-        self._running.clear()
-        old, self._adapter = self._adapter, LoRARequest(path.name, number, str(path))
-        if not self.llm.add_lora(self._adapter):
-            raise RunError("vLLM does not take the adapter")
-        if old is not None:
-            self.llm.remove_lora(old.lora_int_id)
-            shutil.rmtree(old.lora_path, ignore_errors=True)
-        return running
-
-    def _send(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
-        if not self.multiprocess:
-            self.llm.collective_rpc("load_bucket", args=(bucket,))
-            return
-        from safetensors.torch import save_file
-
-        path = str(self._scratch.path / "bucket.safetensors")
-        # A tied weight comes twice, which a file may not hold: the copy is its own.
-        save_file({name: tensor.detach().cpu().clone() for name, tensor in bucket}, path)
-        self.llm.collective_rpc("load_bucket_file", args=(path,))
-        os.unlink(path)
-
-    def _check_complete(self, names: set[str]) -> None:
-        """Raises an error for layers that got no weights, such as a tied head: vLLM only warns, and keeps their old weights."""
-        if self._parameters is None:
-            self._parameters = parameter_names(self._config)
-        missing = sorted(self._parameters - names)
-        if missing:
-            tied = " (tied embeddings are sent under both names)" if "lm_head.weight" in missing else ""
-            raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
+            if self._adapter_rank:
+                again = list(self._running.values())
+                self._running.clear()
+                for call in again:
+                    self._add(call)
 
     def _take_version(self, version: int) -> None:
         """Sets the version. Unless they are kept, keys and values of the old weights are removed, those of running requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import sys
@@ -22,8 +21,6 @@ from rlhf_host.engines.requests import end_tokens
 from rlhf_host.engines.vllm import RANKS, Vllm
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import NO_WEIGHTS
-
-log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 1 << 29
 
@@ -181,19 +178,6 @@ def ends_of(path: str, tokenizer: Any) -> set[int]:
     except OSError:
         settings = AutoConfig.from_pretrained(path).get_text_config()
     return end_tokens(settings, tokenizer)
-
-
-def parameter_names(config: Any) -> set[str]:
-    """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except ValueError as error:
-        log.warning("syncs are not checked for missing weights: %s", first_line(error))
-        return set()
-    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhf_host.errors import UserError
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.plugins.python_files import import_file, member, members_of
+from rlhf_host.plugins.python_files import functions_of, import_file, member
 from rlhf_host.plugins.reward_functions import FunctionReward
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import RunContext, ScoreContext
@@ -42,7 +42,7 @@ class FileReward:
         module = import_file(options.path, "--reward")
         function, name = None, options.function
         if name is None:
-            own = members_of(module)
+            own = functions_of(module)
             name = "reward_func" if "reward_func" in own else next(iter(own), None)
             if name is None or (len(own) > 1 and name != "reward_func"):
                 raise UserError(

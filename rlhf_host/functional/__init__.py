@@ -75,9 +75,4 @@ __all__ = [
     *_HOME,
 ]
 
-
-__getattr__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})

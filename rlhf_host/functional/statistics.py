@@ -168,9 +168,9 @@ def turn_advantages(
     return torch.where(action_mask, advantages, 0.0).to(torch.float32)
 
 
-def with_siblings(experience: Experience) -> Tensor:
-    """Returns ``[B, T]`` bool: action tokens of rows whose group has more than one episode, for ``loss_masks`` of estimators
-    that compare within a group.
+def with_siblings(experience: Experience, least: int = 2) -> Tensor:
+    """Returns ``[B, T]`` bool: action tokens of rows whose group has at least ``least`` episodes. Where ``needs`` have a
+    ``min_group_size``, the host leaves the others out of the loss.
     """
-    siblings = group_sizes(experience.group_id, experience.episode_id) > 1
-    return experience.action_mask & siblings.unsqueeze(-1)
+    large = group_sizes(experience.group_id, experience.episode_id) >= least
+    return experience.action_mask & large.unsqueeze(-1)

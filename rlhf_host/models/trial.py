@@ -193,12 +193,12 @@ def distance(values: Tensor, expected: Tensor, exact: bool) -> float:
     return gap if gap == gap else float("inf")
 
 
-def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: bool, length: int = 64) -> str | None:
-    """Returns why the twin's gradients are not the model's, over rows of ``length`` tokens; None if they are."""
+def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: bool) -> str | None:
+    """Returns why the twin's gradients are not the model's, over rows of at most 64 tokens; None if they are."""
     if not any(weight.requires_grad for weight in model.parameters()):
         return None
     config: Any = model.config
-    sample = Sample.of(min(length, context_length(model)), config.get_text_config())
+    sample = Sample.of(min(64, context_length(model)), config.get_text_config())
     for layout in (sample.padded(), sample.shared()):
         own, twins = (_gradients(hidden, module, layout, model) for module in (model, twin))
         if own.keys() != twins.keys():

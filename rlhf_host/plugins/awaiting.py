@@ -1,4 +1,4 @@
-"""What a plugin's function gives to be awaited, many at once."""
+"""Answers of plugins' functions that must be awaited, many at once."""
 
 from __future__ import annotations
 

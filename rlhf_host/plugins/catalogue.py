@@ -1,4 +1,4 @@
-"""What can be installed by name: the lists of plugins that come with the host. ``scripts/generate_docs.py`` checks them.
+"""Plugins that can be installed by name: the lists of plugins that come with the host. ``scripts/generate_docs.py`` checks them.
 
 Only these names ever get an install line: guessing package names invites squatters.
 """
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from rlhf_host.plugins.discovery import GROUPS, HOST, normalised
 
 OURS = Path(__file__).with_name("index.json")
-"""What the project publishes; ``scripts/generate_docs.py`` writes it."""
+"""The list of plugins that the project publishes; ``scripts/generate_docs.py`` writes it."""
 
 OTHERS = Path(__file__).with_name("others.json")
-"""What others publish and asked to have listed."""
+"""The list of plugins that others publish and asked to have listed."""
 
 
 class Offer(NamedTuple):
@@ -26,7 +26,7 @@ class Offer(NamedTuple):
 
     distribution: str
     wanted: str
-    """What pip is to install."""
+    """The words that pip is to install."""
     line: str
     """The whole command."""
 

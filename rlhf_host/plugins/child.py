@@ -35,7 +35,7 @@ class ChildFailed(Exception):
 
 
 def answers(work: str, job: Mapping[str, Any], deadline_s: float) -> Iterator[Any]:
-    """What ``work`` yields for ``job``, as it comes.
+    """Yields what ``work`` yields for ``job``, as it comes.
 
     Args:
         work: ``module:function``; the function takes ``job`` and yields JSON values.

@@ -73,7 +73,7 @@ class PluginInfo:
     value: str
     """``module:attribute``; of presets ``package:file``."""
     problem: str = ""
-    """Why ``status`` is not ok."""
+    """The reason why ``status`` is not ok."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Forms that choose the plugin instead of its name, each with the options that it sets: ``(".py", "path.function")``."""
     recommended: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class PluginInfo:
         return f"{self.distribution} {self.version}"
 
     def goes_by(self, spec: str) -> bool:
-        """Whether ``spec``, a ``name`` or ``distribution:name``, could mean this plugin."""
+        """Returns True if ``spec``, a ``name`` or ``distribution:name``, could mean this plugin."""
         distribution, _, name = spec.rpartition(":")
         return name == self.name and (not distribution or normalised(distribution) == normalised(self.distribution))
 
@@ -224,7 +224,7 @@ def _plugins_of(distribution: Distribution) -> Iterator[PluginInfo]:
 
 
 def _said(points: Iterable[EntryPoint], group: str, plugin: str) -> Iterator[tuple[str, str]]:
-    """What the distribution's entry points of a group say of the plugin: their names, and what follows its own, behind a colon."""
+    """Yields what the distribution's entry points of a group say of the plugin: names, and what follows its own, behind a colon."""
     for point in points:
         name, _, rest = point.value.partition(":")
         if point.group == group and name.strip() == plugin:
@@ -261,7 +261,7 @@ def _about_host(line: str) -> bool:
 
 
 def _absent(info: PluginInfo) -> str:
-    """What the entry point names and is not there, or an empty string."""
+    """Returns what the entry point names and is not there, or an empty string."""
     if not info.module or not info.attribute:
         return f"its entry point {info.value!r} is not of the form module:attribute"
     try:

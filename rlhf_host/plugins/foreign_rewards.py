@@ -27,7 +27,7 @@ LABELS = ("label", "answer", "ground_truth", "solution", "target", "output", "la
 """A column of one of these names, where the data do not have it beside the label, is the label."""
 
 OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What its functions are given beside columns."""
+"""Arguments of its functions beside columns."""
 
 SHOWN = (
     "(prompts, completions, **columns) of TRL, (data_source, solution_str, ground_truth, extra_info) of verl, "
@@ -57,7 +57,7 @@ class ForeignMetrics:
 
 
 def form_of(function: Callable[..., Any]) -> Form | None:
-    """Which project's function it is; ``None``: none of theirs."""
+    """Returns the form of the project whose function it is; ``None``: none of theirs."""
     try:
         names = set(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -72,7 +72,7 @@ def form_of(function: Callable[..., Any]) -> Form | None:
 
 
 def lack(function: Callable[..., Any], task: Task) -> str | None:
-    """What a task has not that a function of TRL wants: the label, or another column."""
+    """Returns what a task has not that a function of TRL wants: the label, or another column."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     wanted = {one.name for one in parameters if one.default is one.empty and one.kind not in variable}
@@ -198,7 +198,7 @@ def _applied(metrics: Mapping[str, float], count: int, answer: Any) -> Rewards:
 
 
 def _of_one(answer: Any) -> Rewards:
-    """Of ``{"rewards", "scores", "extra_logs"}``, or of the reward alone; each a number, a list or a tensor of one."""
+    """Reads ``{"rewards", "scores", "extra_logs"}``, or the reward alone; each a number, a list or a tensor of one."""
     told: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"rewards": answer}
     if "rewards" not in told:
         raise ValueError(f"the function gave no 'rewards'; it gave {', '.join(map(str, told)) or 'nothing'}")

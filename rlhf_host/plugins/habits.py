@@ -1,4 +1,4 @@
-"""What people type who come from other programs, and what it is here: words of the command line, and flags.
+"""Habits of people who come from other programs, and what they mean here: words of the command line, and flags.
 
 Every command and flag in these texts is one that is accepted. ``{}`` is the number that was typed, or N.
 """

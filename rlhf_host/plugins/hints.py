@@ -1,4 +1,4 @@
-"""What somebody meant who typed a name that nothing here has: settings that are gone, ``habits``, and the answers of packages.
+"""Hints for somebody who typed a name that nothing here has: settings that are gone, ``habits``, and the answers of packages.
 
 A package answers with an entry point in the group ``rlhf.hints``: a callable that takes an ``UnknownName`` and returns
 ``; OpenRLHF's --pretrain is --actor.model here``, or an empty text. It is imported when a name is unknown, and not before.
@@ -36,9 +36,9 @@ class UnknownName:
     name: str
     """As typed, without dashes in front."""
     value: object = None
-    """Of a flag or key, where one was given."""
+    """The value of a flag or key, where one was given."""
     fits: Callable[[str], bool] = bool
-    """Whether the run could have flags, ``--algo.clip-eps``, that a hint would name."""
+    """Returns True if the run could have the flags of a hint, ``--algo.clip-eps``."""
 
 
 def of_flag(name: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:

@@ -17,7 +17,9 @@ from rlhf_host.protocols import Traits
 
 
 def traits_of(info: PluginInfo, plugin: Any) -> Any:
-    """Of a plugin with a protocol. Raises ``PluginError`` where it has none, or where it has hooks, which nobody would call."""
+    """Returns the traits of a plugin with a protocol. Raises ``PluginError`` where it has none, or where it has hooks, which nobody
+    would call.
+    """
     try:
         traits = plugin.traits
     except AttributeError as error:

@@ -46,7 +46,7 @@ class Loaded:
     plugin: object
     weight: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What it was built from."""
+    """Options that it was built from."""
 
     @property
     def key(self) -> str:
@@ -145,7 +145,7 @@ class PluginManager:
         return self._trained[key]
 
     def hooks(self, key: str) -> list[str]:
-        """What the plugin implements or wraps, in the order of the contract."""
+        """Returns the hooks that the plugin implements or wraps, in the order of the contract."""
         return [hook for hook in RULES if any(each.plugin.key == key for each in self._implementations(hook))]
 
     def has(self, hook: str) -> bool:
@@ -318,7 +318,7 @@ class PluginManager:
 
 
 def _foreign_argument(part: _Part) -> str:
-    """Which implementation names arguments that its hook does not have."""
+    """Returns what is wrong with an implementation that names arguments which its hook does not have."""
     for hook, function in part.functions.items():
         spec = list(inspect.signature(getattr(hookspecs, hook)).parameters)
         for name, parameter in inspect.signature(function).parameters.items():
@@ -329,7 +329,7 @@ def _foreign_argument(part: _Part) -> str:
 
 
 class _Part:
-    """What pluggy registers: a plugin's own implementations, or its wrappers.
+    """Object that pluggy registers: a plugin's own implementations, or its wrappers.
 
     Apart, because ``subset_hook_caller`` leaves out whole plugins and wrappers must stay; and compared by identity,
     because pluggy keeps plugins in sets, and two equal dataclasses are two plugins.

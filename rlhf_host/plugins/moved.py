@@ -1,4 +1,4 @@
-"""What the contract had in an earlier version, and what to write instead."""
+"""Parts of the contract in an earlier version, and what to write instead."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _explained(item: ErrorDetails) -> tuple[str, bool]:
 
 
 def sentence(item: ErrorDetails) -> str:
-    """What pydantic found, in the words of all messages: ``should be greater than 0, not -1``."""
+    """Returns what pydantic found, in the words of all messages: ``should be greater than 0, not -1``."""
     message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").split(", unable to parse")[0]
     shown = repr(item["input"])
     shown = shown if len(shown) <= 80 else f"{shown[:60]}… ({len(shown)} characters)"

@@ -6,12 +6,11 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhf_host.errors import UserError, asks_to_stop, in_one_line, near_matches
+from rlhf_host.errors import UserError, asks_to_stop, in_one_line, near_matches, near_siblings
 
 
 def import_file(path: str | Path, option: str) -> ModuleType:
@@ -25,8 +24,7 @@ def import_file(path: str | Path, option: str) -> ModuleType:
     """
     path = Path(path).expanduser().absolute()
     if not path.is_file() or path.suffix != ".py":
-        siblings = [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UserError(f"{option}: there is no Python file {path}{near_matches(path.name, siblings)}")
+        raise UserError(f"{option}: there is no Python file {path}{near_siblings(path, '*.py')}")
     name = "rlhf_user_" + hashlib.sha256(str(path).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -50,17 +48,17 @@ def import_file(path: str | Path, option: str) -> ModuleType:
     return module
 
 
-def members_of(module: ModuleType, fits: Callable[[Any], bool] = inspect.isfunction) -> dict[str, Any]:
-    """The public members that the file itself defines, by name."""
+def functions_of(module: ModuleType) -> dict[str, Any]:
+    """Returns the public functions that the file itself defines, by name."""
     return {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__ and fits(value)
+        if not name.startswith("_") and inspect.isfunction(value) and value.__module__ == module.__name__
     }
 
 
 def member(module: ModuleType, name: str, option: str) -> Any:
-    """What the file has under a name. Raises ``UserError`` where it has nothing."""
+    """Returns what the file has under a name. Raises ``UserError`` where it has nothing."""
     if not hasattr(module, name):
         near = near_matches(name, (each for each in vars(module) if not each.startswith("_")))
         raise UserError(f"{option}: {module.__file__} has no {name!r}{near}")

@@ -24,7 +24,7 @@ PluginObjects: TypeAlias = Mapping[tuple[str, str], Any]
 
 
 def look_up(objects: PluginObjects, kind: str, spec: str) -> Any:
-    """What was given under ``spec``. Raises ``PluginError`` where nothing was."""
+    """Returns what was given under ``spec``. Raises ``PluginError`` where nothing was."""
     name = spec.partition(":")[2]
     try:
         return objects[kind, name]
@@ -40,7 +40,7 @@ def describe(kind: str, name: str, plugin: Any) -> PluginInfo:
 
 
 def has_hooks(plugin: Any) -> bool:
-    """Whether a class or instance implements any hook."""
+    """Returns True if a class or instance implements any hook."""
     # dir() and not getmembers: reading a property may run anything.
     names = (name for name in dir(plugin) if not name.startswith("__"))
     return any(hasattr(inspect.getattr_static(plugin, name, None), f"{hookspecs.PROJECT}_impl") for name in names)

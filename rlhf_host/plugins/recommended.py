@@ -1,4 +1,4 @@
-"""Which plugin a message of the host recommends: plugins say in their metadata on what, so the host knows none.
+"""Plugins that messages of the host recommend: plugins say in their metadata on what, so the host knows none.
 
 An entry point of the group ``GROUP.recommended``, where ``GROUP`` is that of the plugin's kind, is called like the topic, and its
 value is the plugin's name: ``mismatch = "tis"`` under ``rlhf.extensions.recommended``.

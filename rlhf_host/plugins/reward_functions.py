@@ -22,11 +22,11 @@ OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
     "task": lambda trajectory, context: trajectory.task,
     "context": lambda trajectory, context: context,
 }
-"""What a parameter of this name is given."""
+"""The value that a parameter of this name is given."""
 
 NO_LABEL = "the task has no label"
 BY_COUNT = {1: ("trajectory",), 2: ("text", "label")}
-"""What parameters of other names are given, by how many there are."""
+"""The values that parameters of other names are given, by how many there are."""
 
 
 class FunctionReward:
@@ -57,7 +57,7 @@ class FunctionReward:
         return {place: lack for place, lack in told if lack is not None}
 
     def _lack(self, task: Task) -> str | None:
-        """What a task has not that the function wants."""
+        """Returns what a task has not that the function wants."""
         if self.form is not None:
             return foreign_rewards.lack(self.function, task) if self.form is foreign_rewards.trl else None
         return NO_LABEL if task.ground_truth is None and self._wants_label else None
@@ -86,7 +86,7 @@ class FunctionReward:
 
 
 def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str | None, str]]:
-    """What the function is called with: (its keyword, or ``None`` for a place; what it is given)."""
+    """Returns what the function is called with: (its keyword, or ``None`` for a place; what it is given)."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:

@@ -48,7 +48,7 @@ def split_names(text: str) -> list[str]:
 
 
 def _alias(spec: str) -> str:
-    """Of a plugin that is chosen without one."""
+    """Returns the alias of a plugin that is chosen without one."""
     if "://" in spec:
         return "http"
     path, _, name = spec.partition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
@@ -87,12 +87,12 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
 
 
 def is_object(spec: str) -> bool:
-    """Whether a choice means a Python object, which only a caller from Python has."""
+    """Returns True if a choice means a Python object, which only a caller from Python has."""
     return spec.startswith(f"{PYTHON}:")
 
 
 def object_missing(kind: str, spec: str) -> str:
-    """What to do about such a choice where the object is not at hand, as in a resume from the command line."""
+    """Returns what to do about such a choice where the object is not at hand, as in a resume from the command line."""
     name = spec.partition(":")[2]
     argument = {"reward": "rewards", "extension": "extensions", "tracker": "trackers"}.get(kind, kind)
     return (

@@ -31,7 +31,7 @@ class PluginSpec:
 
     @classmethod
     def of(cls, info: PluginInfo, options: Mapping[str, Any]) -> PluginSpec:
-        """Of a plugin that the plugin manager does not have: an engine, a backend, a runtime, kernels."""
+        """Returns the specification of a plugin that the plugin manager does not have: an engine, a backend, a runtime, kernels."""
         return cls(info.kind, info.kind, info.name, info.name, info.distribution, info.version, dict(options))
 
     def locate(self, known: Sequence[PluginInfo] | None = None) -> PluginInfo:

@@ -75,7 +75,7 @@ def written_short(kind: str, name: str, options: Mapping[str, Any]) -> str:
 
 
 def schemes(kind: str) -> list[str]:
-    """Of the addresses that choose a plugin of the kind."""
+    """Returns the schemes of addresses that choose a plugin of the kind."""
     return [form for form in spellings(kind) if "." not in form]
 
 

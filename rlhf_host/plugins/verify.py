@@ -20,10 +20,10 @@ DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What importing a plugin shows."""
+    """Findings of a plugin's import."""
 
     problem: str = ""
-    """Why it cannot be used; empty when it can."""
+    """The reason why it cannot be used; empty when it can."""
     trace: str = ""
     """The traceback behind ``problem``, or what a crashed import wrote to stderr."""
     file: str = ""
@@ -31,7 +31,7 @@ class Inspection:
     options: list[dict[str, Any]] = field(default_factory=list)
     """Fields of ``options.Option``."""
     libraries: list[str] = field(default_factory=list)
-    """Of the traits of an engine, backend, runtime or kernels with default options."""
+    """The libraries in the traits of an engine, backend, runtime or kernels with default options."""
 
 
 def look_inside(info: PluginInfo, deadline_s: float = DEADLINE_S) -> Inspection:

@@ -271,11 +271,11 @@ class PolicyLogprobs(NamedTuple):
     """Log-probabilities of the same tokens by the policy at three times, ``[B, T]`` float32 without gradient."""
 
     current: Tensor
-    """Of this forward pass."""
+    """Those of this forward pass."""
     old: Tensor
-    """Of the trainer's weights at the start of the step, log π_old; those of this pass with one update per batch."""
+    """Those of the trainer's weights at the start of the step, log π_old; those of this pass with one update per batch."""
     sampler: Tensor
-    """Of the engine that sampled the tokens, log μ."""
+    """Those of the engine that sampled the tokens, log μ."""
 
 
 @dataclass(slots=True)

@@ -136,8 +136,6 @@ class Tree:
         self._ended: dict[int, dict[bytes, Call]] = {}  # length → digest of the tokens up to an answer's end → its call
         self._unread: list[Call] = []  # not in it yet
         self._tools: set[bytes] = set()
-        self.ambiguous = 0
-        """Number of times that several answers matched."""
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Plan:
         """Returns where the answer to ``messages`` belongs. Raises ``UserError`` for a conversation that the policy cannot
@@ -265,7 +263,6 @@ class Tree:
         """Returns the call meant, of several with the same answer: the one whose tool calls match, else the last."""
         ids = [call.get("id") for call in message.get("tool_calls") or ()]
         same = [call for call in calls if ids and call.reply and [each.id for each in call.reply.tool_calls] == ids]
-        self.ambiguous += len(same or calls) > 1
         return (same or calls)[-1]
 
     def _edited(self, messages: Sequence[Message]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
-from rlhf_host.functional import group_sizes
+from rlhf_host.functional import with_siblings
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Reward, Segment, Trajectory
 from rlhf_host.records.tensors import Experience
@@ -209,8 +209,7 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     experience.shaped = shaped
     least = max((needs.min_group_size for _, needs in hooks.each("needs")), default=1)
     if least > 1 and not hooks.has("make_rows"):
-        large = group_sizes(experience.group_id, experience.episode_id) >= least
-        experience.loss_mask = experience.loss_mask & large.unsqueeze(-1)
+        experience.loss_mask = experience.loss_mask & with_siblings(experience, least)
     apply_masks(experience, hooks)
 
 

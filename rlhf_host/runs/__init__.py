@@ -45,9 +45,4 @@ __all__ = [
     "usual_settings",
 ]
 
-
-__getattr__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})

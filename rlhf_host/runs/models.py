@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs
-from rlhf_host.errors import UserError, near_matches
+from rlhf_host.errors import UserError, near_matches, near_siblings
 
 ACTOR = "actor"
 LINKS = {Path(link).name: link for link in (BEST, LAST)}
@@ -41,8 +41,7 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
     """
     path = path.expanduser()
     if not path.is_dir():
-        siblings = [str(path.parent / entry.name) for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such directory{near_matches(str(path), siblings)}")
+        raise UserError(f"{path}: no such directory{near_siblings(path)}")
     if (path / CONFIG).is_file() or (path / "checkpoints").is_dir():
         return _of_run(path, checkpoint, role)
     if checkpoint is not None:

@@ -73,7 +73,7 @@ class Console:
         self._terminal = _Terminal(highlight=False)
         self._steps = context.steps or 0
         self._tokenizer = context.tokenizer
-        self._show = setting(context.config, "trajectories", "show", 2)
+        self._show = setting(context.config, "show", 2)
         if context.run_dir is not None:
             again = f", resumed after step {max(context.resume_step, 0)}" if context.resumed else ""
             self._line(Text(visible(f"run directory: {context.run_dir}{again}"), "dim"))

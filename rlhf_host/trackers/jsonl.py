@@ -43,9 +43,9 @@ class JsonLines:
     @hookimpl
     def run_started(self, context: RunContext) -> None:
         self._config = context.config
-        self._every = setting(context.config, "trajectories", "every", 1)
-        self._limit = setting(context.config, "trajectories", "max_per_step", 0)
-        self._tokens = setting(context.config, "trajectories", "tokens", False)
+        self._every = setting(context.config, "every", 1)
+        self._limit = setting(context.config, "max_per_step", 0)
+        self._tokens = setting(context.config, "tokens", False)
         if context.run_dir is None:
             return
         self._run_dir = Path(context.run_dir)

@@ -62,9 +62,9 @@ def reward_cell(trajectory: Trajectory) -> str:
     return "unjudged" if value is None else f"{value:.3g}"
 
 
-def setting(config: Mapping[str, Any], section: str, key: str, default: Any) -> Any:
-    """Returns ``config[section][key]``, or the default if a caller's configuration has no such section."""
-    return (config.get(section) or {}).get(key, default)
+def setting(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """Returns ``config["trajectories"][key]``, or the default if a caller's configuration has no such section."""
+    return (config.get("trajectories") or {}).get(key, default)
 
 
 def has_samples(split: str, step: int, every: int) -> bool:

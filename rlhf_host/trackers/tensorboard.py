@@ -32,7 +32,7 @@ class TensorBoard:
     @hookimpl
     def run_started(self, context: RunContext) -> None:
         self._tokenizer = context.tokenizer
-        self._show = setting(context.config, "trajectories", "show", 2)
+        self._show = setting(context.config, "show", 2)
         if context.run_dir is None:
             return
         try:

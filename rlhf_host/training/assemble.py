@@ -1,4 +1,4 @@
-"""What a run is made of, from its configuration: data, runtime, stream, collector, evaluation, loop."""
+"""Parts of a run, from its configuration: data, runtime, stream, collector, evaluation, loop."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ log = logging.getLogger(__name__)
 
 NONE_KEPT: Mapping[str, KeptLogprobs] = {}
 STEPS = 100
-"""Of a run that samples and says no number."""
+"""Steps of a run that samples and says no number."""
 
 
 @dataclass(slots=True)
 class Inputs:
-    """What is read before anything is written."""
+    """Parts that are read before anything is written."""
 
     tokenizer: Any
     tasks: TaskSet | None = None
@@ -80,7 +80,7 @@ class Inputs:
         return lines + [f"held out: {line}" for line in held_out]
 
     def steps(self, config: RunConfig) -> int:
-        """Of the whole run."""
+        """Returns the number of steps of the whole run."""
         if config.train.steps is not None:
             return config.train.steps
         if self.units is None:
@@ -265,7 +265,7 @@ def refuse_other_agents(tasks: TaskSet, data: DataConfig, manager: PluginManager
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitReading:
-    """How rows of any split become units of training."""
+    """Reader of rows of any split as units of training."""
 
     tokenizer: Any
     needs: Needs
@@ -326,7 +326,7 @@ def evaluation_of(
 
 
 def source_of(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
-    """Where the run's batches come from."""
+    """Returns the source of the run's batches."""
     if inputs.units is not None:
         return row_source(config, manager, inputs.units, row_batches(config, manager, started))
     context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
@@ -360,7 +360,7 @@ def sampled_rollouts(
 def evaluate_of(
     config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop
 ) -> Callable[[int], tuple[dict[str, float], list[Trajectory]]] | None:
-    """What evaluates after a step, if there is held-out data."""
+    """Returns the function that evaluates after a step, if there is held-out data."""
     if inputs.held_out_units is not None:
         batches = row_batches(config, manager, started)
         return RowEvaluation(inputs.held_out_units, batches, started.runtime.trainer).run

@@ -41,7 +41,7 @@ class CheckpointKeeper:
     scoring: Barrier | None = None
     """Before rewards whose state changes beside the steps, where there are some."""
     waited_s: float = 0.0
-    """How long training has waited for checkpoints, since somebody set it to 0."""
+    """Seconds for which training has waited for checkpoints, since somebody set it to 0."""
     _position: dict[str, Any] | None = None
     """Beside the weights, all that a checkpoint of the last step has; ``None`` while the weights are on their way to the next."""
     _saved: tuple[int, dict[str, float] | None] | None = None
@@ -214,7 +214,7 @@ class CheckpointKeeper:
         log.warning("%s; the run goes on without this checkpoint (checkpoint.on_error is warn)", error)
 
     def _up_to_date(self, *, groups: bool) -> bool:
-        """Whether the checkpoint written last is of this step, and with ``groups`` has every group that has finished since."""
+        """Returns True if the newest checkpoint is of this step, and with ``groups`` has every group that has finished since."""
         if self._saved != (self.parts.progress.step, self.parts.progress.pending):
             return False
         if not groups or self._position is None:

@@ -1,4 +1,4 @@
-"""What is called around a run, whatever happens: ``run_started`` before it, ``run_finished`` after it, and then everything is
+"""Calls around a run, whatever happens: ``run_started`` before it, ``run_finished`` after it, and then everything is
 closed.
 """
 

@@ -49,7 +49,7 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """Where training ends: as planned, or before it where saved rollouts do."""
+        """The last step: as planned, or before it where saved rollouts do."""
         return self.planned if self.parts.source.steps is None else min(self.planned, self.parts.source.steps)
 
     @property

@@ -1,4 +1,4 @@
-"""What the loop of a run and its keeper of checkpoints share."""
+"""Parts that the loop of a run and its keeper of checkpoints share."""
 
 from __future__ import annotations
 

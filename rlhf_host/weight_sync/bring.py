@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What engines are compared with, on a runtime that is up."""
+    """The actor, with which engines are compared, on a runtime that is up."""
 
     logprobs: Callable[[Sequence[Trajectory]], Awaitable[list[list[float]]]]
     """The actor's, at the temperature of the rollouts."""
@@ -27,13 +27,13 @@ class Probe:
 
 @dataclass(slots=True)
 class _Seen:
-    """What earlier syncs have met."""
+    """Things that earlier syncs have met."""
 
     connected: list[Any] | None = None
     first: list[Any] | None = None
     """The engines that were there from the beginning."""
     proofs: dict[int, tuple[Any, int]] = field(default_factory=dict)
-    """How often each engine was compared; with the engine, so that its number stays its own."""
+    """The number of comparisons of each engine; with the engine, so that its number stays its own."""
 
 
 @dataclass(frozen=True, slots=True)

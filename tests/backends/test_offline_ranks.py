@@ -1,6 +1,6 @@
 """Training on a data set takes the same steps on one rank and on two, with PyTorch and ZeRO, statistics and scalar heads included.
 
-As in ``test_ranks.py``, of which this has the processes: two are started once, and this file is their program.
+As in ``test_ranks.py``, two processes are started once; this file is their program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rlhf_host.training.row_source import RowBatches
 from rlhf_host.training.worker import Worker
 
 sys.path.append(str(Path(__file__).parent))
-from test_ranks import Group, serve
+from group import Group, serve
 
 ALGORITHMS = {"dpo": DPO, "kto": KTO, "rm": RewardModel}
 KINDS = {
@@ -104,7 +104,7 @@ def train(ranks: Ranks, model: Path, algo: str, kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(fork, environment, tmp_path_factory):
-    group = Group(fork, environment, tmp_path_factory.mktemp("ranks"), 2, program=__file__)
+    group = Group(fork, environment, tmp_path_factory.mktemp("ranks"), 2, 1, __file__)
     yield group
     group.close()
 

@@ -1,453 +1,43 @@
 """One optimizer batch has one gradient, on one rank or two, however it is sharded and whatever ZeRO spreads.
 
-Two processes are started once and serve every test: this file, run as a script, is their program. What all tests of one kind of
-backend look at is computed once for the kind (``life``).
+Two processes are started once and serve every test: ``backend_runs.py`` is their program. What all tests of one kind of backend
+look at is computed once for the kind (``life``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
-import pickle
 import shutil
-import socket
-import subprocess
-import sys
-import traceback
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from rlhf_authoring.models import write_tiny_model
-from rlhf_authoring.tensors import make_batch
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
-from rlhf_host import functional as F
-from rlhf_host.backends.deepspeed import DeepSpeed
-from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 from rlhf_host.backends.ranks import Ranks
-from rlhf_host.backends.torch_backend import TorchBackend
-from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import RunError, UserError
-from rlhf_host.models.loading import load_model
-from rlhf_host.plugins.discovery import PluginInfo
-from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.protocols import BackendTraits
-from rlhf_host.training.reduction import Denominators, Metrics
-from rlhf_host.training.role import Role
-from rlhf_host.training.worker import Worker
 
-KINDS = {
-    "torch": None,
-    "zero-0": {"zero_stage": 0},
-    "zero-1": {"zero_stage": 1},
-    "zero-2": {"zero_stage": 2},
-    "zero-2-offload": {"zero_stage": 2, "offload_optimizer": "cpu"},
-    "zero-3": {"zero_stage": 3, "param_persistence_threshold": 0},
-    "zero-3-persistent": {"zero_stage": 3, "param_persistence_threshold": 2000},
-    "zero-3-offload": {
-        "zero_stage": 3,
-        "param_persistence_threshold": 0,
-        "offload_optimizer": "cpu",
-        "offload_param": "cpu",
-    },
-    "zero-3-two-copies": {"zero_stage": 3, "param_persistence_threshold": 0, "zero_hpz_partition_size": 2},
-    "zero-3-adam": {"zero_stage": 3, "param_persistence_threshold": 0, "optimizer": "deepspeed"},
-    "zero-2-offload-adam": {"zero_stage": 2, "offload_optimizer": "cpu", "optimizer": "deepspeed"},
-    "zero-3-offload-adam": {
-        "zero_stage": 3,
-        "param_persistence_threshold": 0,
-        "offload_optimizer": "cpu",
-        "offload_param": "cpu",
-        "optimizer": "deepspeed",
-    },
-}
-SHORT = {
-    "zero-1-bf16": {"zero_stage": 1, "precision": "bf16"},
-    "zero-2-bf16": {"zero_stage": 2, "precision": "bf16"},
-    "zero-2-bf16-offload": {"zero_stage": 2, "precision": "bf16", "offload_optimizer": "cpu"},
-    "zero-2-bf16-offload-adam": {
-        "zero_stage": 2,
-        "precision": "bf16",
-        "offload_optimizer": "cpu",
-        "optimizer": "deepspeed",
-    },
-    "zero-3-bf16": {"zero_stage": 3, "precision": "bf16", "param_persistence_threshold": 0},
-}
-"""Weights of 16 bits in passes, with an fp32 copy in the optimizer."""
-SPLIT = {"zero-1-split": {"zero_stage": 1, "autotp_size": 2}, "zero-2-split": {"zero_stage": 2, "autotp_size": 2}}
-RECOMPUTED = " recomputed"
-"""Ends the name of a kind with gradient checkpointing."""
-WHOLE = [[0, 1, 2, 3, 4, 5, 6, 7]]
-SHARDS = {"uneven": [[0, 1, 2, 3, 4, 6], [5, 7]], "one empty": [WHOLE[0], []]}
-
-
-# --- what is trained, in every process ----------------------------------------------------------
-
-
-class Plugin:
-    """Policy gradient with an entropy bonus and a critic, both weighed by a statistic over all ranks."""
-
-    @hookimpl
-    def needs(self):
-        critic = RoleNeed("critic", head="scalar", trainable=True)
-        return Needs(roles=(RoleNeed("actor", trainable=True, source=None), critic))
-
-    @hookimpl
-    def batch_statistics(self, role, outputs, batch):
-        found = outputs.values if role == "critic" else outputs.logprobs
-        if found is not None:
-            yield Metric("level", found, batch.loss_mask)
-
-    @hookimpl
-    def compute_loss(self, role, outputs, batch):
-        if 99 in batch.task_index.tolist():
-            raise ValueError("task 99 is cursed")
-        if 98 in batch.task_index.tolist():
-            yield LossTerm("steep", (outputs.logprobs * 0.0).abs().sqrt())  # 0, with a gradient that is not finite
-        if role == "critic":
-            yield LossTerm("value", (outputs.values - batch.returns) ** 2, aggregation=SEQUENCE_MEAN_TOKEN_MEAN)
-        else:
-            yield from F.policy_loss(outputs, batch, F.PolicyLossOptions())
-            yield LossTerm("entropy", -outputs.entropy * abs(batch.stats["level"]), coefficient=0.1)
-        yield Metric("rows", float(len(batch)), reduce="sum")
-
-
-def manager() -> PluginManager:
-    info = PluginInfo("extension", "made_up", "made-up", "1", ">=1", "ok", "", "m:X", "")
-    return PluginManager([Loaded("extension", "p", info, Plugin())])
-
-
-def batch(bad: str | None = None) -> Any:
-    """Eight rows of 1 to 12 tokens; ``bad`` spoils row 5, which the second rank has in uneven shards."""
-    made = make_batch([9, 4, 7, 1, 12, 5, 6, 2], groups=[0, 0, 0, 1, 1, 2, 2, 2], observations=True, vocabulary=40, seed=1)
-    generator = torch.Generator().manual_seed(2)
-    made.advantages = torch.randn(made.action_mask.shape, generator=generator)
-    made.returns = torch.randn(made.action_mask.shape, generator=generator)
-    made.old_logprobs = made.sampler_logprobs * 0.9
-    made.loss_mask[3] = False
-    if bad == "plugin":
-        made.task_index[5] = 99
-    elif bad == "gradient":
-        made.task_index[5] = 98
-    elif bad == "loss":
-        made.advantages[5, 0] = float("inf")
-    return made
-
-
-TRAIN = TrainConfig(max_tokens_per_microbatch=24)
-
-
-class TorchWatched(TorchBackend):
-    gradients: list[torch.Tensor]
-
-    def _sum_gradients(self) -> None:
-        super()._sum_gradients()
-        self.gradients.append(torch.cat([p.grad.flatten() for p in self.parameters]))
-
-
-class ZeroWatched(DeepSpeedBackend):
-    gradients: list[torch.Tensor]
-
-    def step(self):
-        from deepspeed.utils import safe_get_full_grad
-
-        whole = {0: lambda p: p.grad, 3: lambda p: self.engine.optimizer.get_fp32_grad_for_param(p)}
-        found = [whole.get(self.options.zero_stage, safe_get_full_grad)(p).clone() for p in self.parameters]
-        if self.options.autotp_size > 1:
-            found = self._joined(found)
-        self.gradients.append(torch.cat([gradient.flatten() for gradient in found]))
-        return super().step()
-
-    def _joined(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients in the weights' places, joined as those are."""
-        kept = [p.data for p in self.parameters]
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.data = gradient
-        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        found = {name: value for bucket in self.weights(2**20) for name, value in bucket}
-        for parameter, data in zip(self.parameters, kept, strict=True):
-            parameter.data = data
-        return [found[name] for name in names]
-
-    def copies(self) -> torch.Tensor:
-        """The optimizer's fp32 copy of all weights."""
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        return torch.cat([safe_get_full_fp32_param(p).flatten().clone() for p in self.parameters])
-
-
-def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
-    settings = RoleConfig(
-        model=str(model),
-        device="cpu",
-        lr=1e-4,
-        adam_eps=1e-4,
-        weight_decay=0.01,
-        max_grad_norm=0.01,
-        warmup_steps=2,
-        gradient_checkpointing=kind.endswith(RECOMPUTED),
-    )
-    kind = kind.removesuffix(RECOMPUTED)
-    loaded = load_model(settings, head="scalar" if name == "critic" else "lm", trainable=True)
-    if name == "critic":
-        loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
-    if kind == "torch":
-        plugin = SimpleNamespace(traits=BackendTraits(), start=TorchWatched)
-    else:
-        zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | SPLIT)[kind]))
-        plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero))
-    role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
-    role.backend.gradients = []
-    return role
-
-
-def worker_of(model: Path, ranks: Ranks, kind: str) -> Worker:
-    roles = {name: role_of(name, model, ranks, kind) for name in ("actor", "critic")}
-    needs = Needs(outputs=(Output("values"), Output("entropy")))
-    return Worker(roles, manager(), TRAIN, needs, ranks)
-
-
-def weights_of(worker: Worker) -> dict[str, dict[str, torch.Tensor]]:
-    """Every role's whole weights, on rank 0."""
-    found = {name: role.backend.weights(4000) for name, role in worker.roles.items()}
-    return {name: {key: value.clone() for bucket in found[name] for key, value in bucket} for name in found}
-
-
-def update(worker: Worker, data: Any, shards: list[list[int]]) -> tuple[dict[str, float], str | None]:
-    """One optimizer batch; metrics joined over processes."""
-    mine = shards[worker.ranks.rank]
-    result = worker.update(data.select(mine), whole=Denominators.of(data), rows=mine)
-    whole = Metrics()
-    for share in worker.ranks.gather(result.metrics):
-        whole.join(share)
-    return whole.result(), result.refused
-
-
-def train(ranks: Ranks, model: Path, kind: str, shards: list[list[int]], updates: int = 3) -> dict[str, Any]:
-    """Updates of the same batch, and the weights before and after each."""
-    worker = worker_of(model, ranks, kind)
-    weights, metrics = [weights_of(worker)], []
-    for _ in range(updates):
-        metrics.append(update(worker, batch(), shards)[0])
-        weights.append(weights_of(worker))
-    return {"weights": weights, "metrics": metrics, "gradients": gradients_of(worker)}
-
-
-def gradients_of(worker: Worker) -> dict[str, torch.Tensor]:
-    """Of every role's updates, joined."""
-    return {name: torch.stack(role.backend.gradients) for name, role in worker.roles.items()}
-
-
-def live(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, Any]:
-    """Batches that fail on one rank, each in another way; three updates, saved after the second; and again the third, resumed."""
-    worker, shards = worker_of(model, ranks, kind), SHARDS["uneven"]
-    said, weights = [], [weights_of(worker)]
-    for bad in ("plugin", "loss", "gradient"):
-        try:
-            said.append(update(worker, batch(bad), shards)[1])
-        except RunError as failure:
-            said.append(str(failure))
-    after_failures = weights_of(worker)
-    for role in worker.roles.values():
-        role.backend.gradients.clear()
-    actor = worker.roles["actor"].backend
-    copies = actor.copies() if kind in SHORT else torch.zeros(())
-    metrics = []
-    for number in range(3):
-        if number == 2:
-            write(worker, directory)
-        metrics.append(update(worker, batch(), shards)[0])
-        weights.append(weights_of(worker))
-    return {
-        "said": said,
-        "after_failures": after_failures,
-        "updates": actor.updates,
-        "weights": weights,
-        "metrics": metrics,
-        "gradients": gradients_of(worker),
-        "change": actor.copies() - copies if kind in SHORT else None,
-        "dtypes": {value.dtype for bucket in actor.weights(2**20) for _, value in bucket},
-        "resumed": go_on(ranks, model, kind, directory),
-    }
-
-
-def take_turns(ranks: Ranks, model: Path, kind: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights after three updates, with everything moved away and back before each."""
-    worker = worker_of(model, ranks, kind)
-    for role in worker.roles.values():
-        role.backend.__class__ = Moved
-    for _ in range(3):
-        for role in worker.roles.values():
-            role.backend.offload()
-            assert role.backend.engine.optimizer.offloaded_states
-            role.backend.reload()
-            assert not role.backend.engine.optimizer.offloaded_states
-        update(worker, batch(), SHARDS["uneven"])
-    return weights_of(worker)
-
-
-class Moved(ZeroWatched):
-    """Moves though it is on a CPU, where there is nowhere else to go."""
-
-    _stays = False
-
-
-def second_copies(ranks: Ranks, model: Path, kind: str) -> list[int]:
-    """Elements that this rank keeps of every weight's second copy."""
-    role = role_of("actor", model, ranks, kind)
-    role.passes.model(torch.zeros(1, 1, dtype=torch.int64))
-    return [p.ds_secondary_tensor.numel() for p in role.passes.model.parameters()]
-
-
-def begin(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights after three updates, saved after the second."""
-    worker = worker_of(model, ranks, kind)
-    shards = SHARDS["uneven"] if ranks.size == 2 else WHOLE
-    for _ in range(2):
-        update(worker, batch(), shards)
-    write(worker, directory)
-    update(worker, batch(), shards)
-    return weights_of(worker)
-
-
-def write(worker: Worker, directory: Path) -> None:
-    """What a checkpoint holds of every role."""
-    for name, role in worker.roles.items():
-        if (worker.ranks.rank, worker.ranks.part) == (0, 0):
-            (directory / name).mkdir(parents=True)
-        worker.ranks.gather(None)
-        for writer in (role.backend.save(directory / name), role.backend.save_model(directory / f"{name}-model")):
-            if writer is not None:
-                writer()
-
-
-def go_on(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights after the third update, made by a worker that starts from what was saved."""
-    worker = worker_of(model, ranks, kind)
-    for name, role in worker.roles.items():
-        if kind == "torch":
-            saved = RoleConfig(model=str(directory / f"{name}-model"), device="cpu")
-            role.passes.model.load_state_dict(load_model(saved, head=HEADS[name]).state_dict())
-        role.backend.load(directory / name)
-    update(worker, batch(), SHARDS["uneven"] if ranks.size == 2 else WHOLE)
-    return weights_of(worker)
-
-
-def layer(ranks: Ranks, model: Path, kind: str) -> tuple[int, ...]:
-    """What this process has of a matrix."""
-    return tuple(role_of("actor", model, ranks, kind).passes.model.model.layers[0].mlp.up_proj.weight.shape)
-
-
-def refusal(ranks: Ranks, model: Path, kind: str, directory: Path) -> str:
-    try:
-        role_of("actor", model, ranks, kind).backend.load(directory / "actor")
-    except UserError as error:
-        return str(error)
-    return "loaded"
-
-
-HEADS = {"actor": "lm", "critic": "scalar"}
-
-
-def save(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, torch.Tensor]:
-    """The gathered weights of a model that is also written."""
-    role = role_of("actor", model, ranks, kind)
-    if (writer := role.backend.save_model(directory)) is not None:
-        writer()
-    return {name: value.clone() for bucket in role.backend.weights(4000) for name, value in bucket}
-
-
-def buckets(ranks: Ranks, model: Path, kind: str, bucket_bytes: int) -> list[list[tuple[str, int]]]:
-    role = role_of("actor", model, ranks, kind)
-    return [[(name, value.nbytes) for name, value in bucket] for bucket in role.backend.weights(bucket_bytes)]
-
-
-def infer(ranks: Ranks, model: Path, kind: str, shards: list[list[int]]) -> dict[str, torch.Tensor]:
-    """Before and after an update, so that passes without gradient follow those with."""
-    worker = worker_of(model, ranks, kind)
-    mine = shards[ranks.rank]
-    first = worker.outputs("actor", "logprobs", batch().select(mine))
-    update(worker, batch(), shards)
-    shard = batch().select(mine)
-    return {
-        "rows": mine,
-        "before": first,
-        "after": worker.outputs("actor", "logprobs", shard),
-        "values": worker.outputs("critic", "values", shard),
-        "scores": worker.outputs("critic", "scores", shard),
-    }
-
-
-# --- the harness --------------------------------------------------------------------------------
-
-
-class Group:
-    """Ranks that run a program's functions: ``group(function, ...)`` gives what each returned."""
-
-    def __init__(
-        self, fork: Any, environment: dict[str, str], directory: Path, size: int, parts: int = 1, program: str = __file__
-    ):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.logs = [directory / f"rank-{rank}.log" for rank in range(size)]
-        self.processes = []
-        for rank, log in enumerate(self.logs):
-            arguments = [str(part) for part in (rank, size, port, parts)]
-            with log.open("wb") as errors:
-                self.processes.append(fork(arguments, environment, program=program, stderr=errors, text=False))
-
-    def __call__(self, function: Any, *arguments: Any) -> list[Any]:
-        for process in self.processes:
-            pickle.dump((function.__name__, arguments), process.stdin)
-            process.stdin.flush()
-        answers = []
-        for process, log in zip(self.processes, self.logs, strict=True):
-            try:
-                ok, answer = pickle.load(process.stdout)
-            except EOFError:
-                pytest.fail(f"a rank ended:\n{log.read_text()[-3000:]}")
-            answers.append((ok, answer))
-        failed = [f"rank {rank}: {answer}" for rank, (ok, answer) in enumerate(answers) if not ok]
-        assert not failed, "\n".join(failed)
-        return [answer for _, answer in answers]
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.stdin.close()
-        for process in self.processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def serve(rank: int, size: int, port: int, parts: int, functions: dict[str, Any]) -> None:
-    import cpuinfo
-
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # a process of its own, for every Adam of DeepSpeed
-    answers = sys.stdout.buffer
-    gc.freeze()  # DeepSpeed searches for garbage at every turn: not among all that was imported
-    torch.set_num_threads(1)
-    with contextlib.redirect_stdout(sys.stderr):
-        ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
-        with contextlib.suppress(EOFError):
-            while True:
-                name, arguments = pickle.load(sys.stdin.buffer)
-                try:
-                    answer = (True, functions[name](ranks, *arguments))
-                except Exception:
-                    answer = (False, traceback.format_exc())
-                pickle.dump(answer, answers)
-                answers.flush()
+from . import backend_runs
+from .backend_runs import (
+    KINDS,
+    RECOMPUTED,
+    SHARDS,
+    SHORT,
+    WHOLE,
+    begin,
+    buckets,
+    go_on,
+    infer,
+    layer,
+    live,
+    refusal,
+    save,
+    second_copies,
+    take_turns,
+    train,
+)
+from .group import Group
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +46,7 @@ def group(fork, environment, tmp_path_factory):
     groups = []
 
     def start(size: int, parts: int = 1) -> Group:
-        groups.append(Group(fork, environment, tmp_path_factory.mktemp("ranks"), size, parts))
+        groups.append(Group(fork, environment, tmp_path_factory.mktemp("ranks"), size, parts, backend_runs.__file__))
         return groups[-1]
 
     yield start
@@ -773,7 +363,3 @@ def test_stage_3_gathers_no_more_than_a_bucket_at_a_time(pair, tiny_model):
     assert max(sizes) <= max(10_000, largest)
     assert len(sizes) > 5
     assert elsewhere == [[]] * len(found), "other ranks take part and keep nothing"
-
-
-if __name__ == "__main__":
-    serve(*map(int, sys.argv[1:]), functions=globals())

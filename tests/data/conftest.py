@@ -1,8 +1,13 @@
-"""What the data tests share: tokenizers made on the spot."""
+"""Parts that the data tests share: tokenizers made on the spot, files, what is loaded of them."""
+
+import json
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from rlhf_host.config.schema import DataConfig, DataSource
+from rlhf_host.data.sources import load_tasks
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -54,3 +59,19 @@ def write(tmp_path):
         return str(path)
 
     return make
+
+
+@pytest.fixture
+def load(plain):
+    """``load(path or DataSource, ..., **settings)`` with a tokenizer of one token a byte."""
+
+    def call(*sources, split="train", tokenizer=plain, limit=None, **settings):
+        made = [source if isinstance(source, DataSource) else DataSource(path=str(source)) for source in sources]
+        data = DataConfig(sources=made, **settings)
+        return load_tasks(data, split=split, tokenizer=tokenizer, seed=0, max_prompt_tokens=limit)
+
+    return call
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)

@@ -92,5 +92,7 @@ def generator():
     """``scripts/generate_docs.py`` as a module."""
     spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts/generate_docs.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        spec.loader.exec_module(module)
     return module

@@ -33,21 +33,21 @@ def test_every_setting_has_a_type_a_default_and_a_description(generator):
 
 def test_every_command_has_its_help(generator):
     text = (DOCS / "reference/commands.md").read_text()
-    for path in generator.command_paths():
+    for path in generator.commands.command_paths():
         assert f"\n## {' '.join(('rlhf', *path))}\n" in text
 
 
 def test_the_catalogue_has_every_plugin_of_the_project(generator):
     text = (DOCS / "catalogue.md").read_text()
-    rows = list(generator.published())
+    rows = list(generator.catalogue.published())
     assert {info.kind for info in rows} <= set(GROUPS)
     for info in rows:
-        flag = generator.typed(info)
+        flag = generator.catalogue.typed(info)
         (line,) = re.findall(rf"^\| `{re.escape(flag)}` \| `{info.distribution}` \| (.+) \|$", text, re.M)
         assert len(line) > 10, f"{info.name} says nothing of itself: {line!r}"
 
 
 def test_the_readme_names_every_plugin_that_is_published_beside_the_host(generator):
     text = (ROOT / "README.md").read_text()
-    named = {info.name.replace(".", " ") for info in generator.published() if info.distribution != "rlhf-host"}
+    named = {info.name.replace(".", " ") for info in generator.catalogue.published() if info.distribution != "rlhf-host"}
     assert {name for name in named if f"`{name}`" not in text} == set()

@@ -3,88 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
 import threading
 import time
 import types
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
-from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
+from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.backends.weights import in_buckets, named_weights
-from rlhf_host.engines.kernels import TriedKernels
-from rlhf_host.engines.vllm import Vllm
-from rlhf_host.engines.vllm_engine import VLLMEngine
 from rlhf_host.engines.vllm_requests import request_seed
 from rlhf_host.engines.vllm_startup import ends_of
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import Counting, EngineStart, SyncTarget
+from rlhf_host.protocols import Counting, SyncTarget
 from rlhf_host.records.episodes import Sampling
-from rlhf_host.runtimes.compute import Inline
 from rlhf_host.weight_sync.checkpoint import Checkpoint
 from rlhf_host.weight_sync.local_source import LocalSource
 
+from .vllm_rig import KIB, SIZE, Rig, logprobs_of, make_engine, mismatch, prompts_of, write_model
+
 pytest.importorskip("vllm")
-
-KIB = 1024
-SIZE = 60
-"""Of the tiny model's vocabulary."""
-
-
-@dataclass
-class Rig:
-    """An engine that started without weights, and the trainer's model; ``refused`` is what it said before the first sync."""
-
-    engine: VLLMEngine
-    model: torch.nn.Module
-    refused: list[Exception] = field(default_factory=list)
-
-    def sync(self, version, weights=None, bucket_bytes=16 * KIB):
-        buckets = in_buckets(named_weights(self.model) if weights is None else weights, bucket_bytes)
-        self.load(buckets, version)
-
-    def load(self, buckets, version):
-        """As functions that ``engine.run`` calls do."""
-        self.engine.loader.load(buckets, version)
-
-    def sample(self, prompts, sampling, keys=None):
-        async def main():
-            chosen = keys or [(7, i) for i in range(len(prompts))]
-            jobs = [self.engine.generate(*request) for request in zip(prompts, [sampling] * len(prompts), chosen, strict=True)]
-            return await asyncio.gather(*jobs)
-
-        return asyncio.run(main())
-
-    def train(self, seed):
-        """Other weights, as different as training seldom makes them."""
-        noise = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in self.model.parameters():
-                weight += 0.05 * torch.randn(weight.shape, generator=noise)
-
-
-def write_model(directory: Path, *, tied: bool) -> Path:
-    """The tiny model, but no token ends a completion, so that lengths are known."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(write_tiny_model(directory, hidden=128, tied=tied))
-    model.config.eos_token_id = model.generation_config.eos_token_id = None
-    model.save_pretrained(directory)
-    return directory
-
-
-def make_engine(directory: Path, version: int = -1, **options) -> VLLMEngine:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    tokenizer.eos_token = None
-    start = EngineStart(model=directory, tokenizer=tokenizer, version=version, compute=Inline(), kernels=TriedKernels())
-    return Vllm(Vllm.Options(**options)).start(start)
 
 
 @pytest.fixture(scope="module")
@@ -105,25 +45,6 @@ def rig(request, tmp_path_factory):
 tied = pytest.mark.parametrize("rig", ["tied"], indirect=True)
 untied = pytest.mark.parametrize("rig", ["untied"], indirect=True)
 both = pytest.mark.parametrize("rig", ["untied", "tied"], indirect=True)
-
-
-def prompts_of(count, length, seed=0):
-    draw = random.Random(seed)
-    return [[draw.randrange(3, SIZE) for _ in range(length)] for _ in range(count)]
-
-
-def logprobs_of(model, prompt, tokens, temperature=1.0):
-    """Transformers' own log-probabilities of ``tokens`` after ``prompt``, ``[T]`` float64."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-    return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-
-
-def mismatch(model, prompts, generations, temperature=1.0):
-    return max(
-        float((logprobs_of(model, prompt, made.token_ids, temperature) - torch.tensor(made.logprobs)).abs().max())
-        for prompt, made in zip(prompts, generations, strict=True)
-    )
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -572,132 +493,3 @@ def test_closing_fails_what_is_pending(rig):
             await asyncio.to_thread(rig.load, in_buckets(named_weights(rig.model), KIB), 50)
 
     asyncio.run(main())
-
-
-# --- beginnings ---------------------------------------------------------------------------------
-
-
-def test_what_it_cannot_serve_it_refuses_at_once(tiny_model):
-    with pytest.raises(ValueError, match=r"extra\.dtype: the engine sets this itself"):
-        make_engine(tiny_model, extra={"dtype": "half"})
-    with pytest.raises(UserError, match=r"cannot serve .*nonsense"):
-        make_engine(tiny_model, extra={"nonsense": 1})
-    with pytest.raises(UserError, match=r"cannot serve .*max_model_len"):
-        make_engine(tiny_model, max_model_len=4096)
-    with pytest.raises(UserError, match=r"cannot serve .*: attention heads of size 8, on CPUs it has only 32,"):
-        make_engine(tiny_model)
-    with pytest.raises(ValueError, match="several devices need multiprocess"):
-        make_engine(tiny_model, tensor_parallel_size=2, multiprocess=False)
-    with pytest.raises(UserError, match="pipeline_parallel_size above 1 needs GPUs"):
-        make_engine(tiny_model, pipeline_parallel_size=2)
-
-
-def test_starting_leaves_the_process_as_it_was(tmp_path):
-    directory = write_model(tmp_path / "model", tied=False)
-    torch.manual_seed(3)
-    random.seed(3)
-    expected = torch.rand(1).item(), random.random()
-    torch.manual_seed(3)
-    random.seed(3)
-    before = torch.set_num_threads, sys.excepthook
-    engine = make_engine(directory, version=0)
-    try:
-        assert (torch.rand(1).item(), random.random()) == expected
-        assert (torch.set_num_threads, sys.excepthook) == before
-    finally:
-        asyncio.run(engine.close())
-
-
-def test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_given(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    directory = write_model(tmp_path / "model", tied=True)
-    small = 300 * 2 * 2 * 2 * 32 * 4  # 300 tokens: layers, keys and values, heads, width of a head, bytes
-    rig = Rig(make_engine(directory, version=3, kv_cache_bytes=small), AutoModelForCausalLM.from_pretrained(directory))
-    try:
-        assert rig.engine.context_length == 256, "nine blocks of 32, one of which vLLM keeps for itself"
-        made = rig.sample(prompts_of(3, 200), Sampling(100))
-        assert [len(one.token_ids) for one in made] == [56, 56, 56]
-        (made,) = rig.sample([[3, 4]], Sampling(8))
-        assert made.versions == [3] * 8
-        assert mismatch(rig.model, [[3, 4]], [made]) <= 1e-4
-
-        def measured():
-            return {metric.name: metric.values for metric in asyncio.run(rig.engine.metrics())}
-
-        assert measured()["kv_use"] > 0.8, "one of the long rows"
-        assert measured() == {"kv_use": 0.0, "preemptions": 0}
-        rig.sample([[3, 4]], Sampling(8))
-        assert measured() == {"kv_use": 1 / 8, "preemptions": 0}
-        rig.sample(prompts_of(4, 60), Sampling(100))  # two blocks each at first, five at last
-        crowded = measured()
-        assert crowded["kv_use"] == 1.0
-        assert crowded["preemptions"] > 0
-    finally:
-        asyncio.run(rig.engine.close())
-
-
-def test_experts_arrive_whole(tmp_path):
-    """vLLM packs experts for CPUs only at the first load, and then reads unpacked ones as packed."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    tiny = write_tiny_model(tmp_path / "model", hidden=128)
-    config = Qwen3MoeConfig(
-        **{**json.loads((tiny / "config.json").read_text()), "model_type": "qwen3_moe", "eos_token_id": None},
-        moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
-    model = Qwen3MoeForCausalLM(config)
-    model.save_pretrained(tiny)
-    rig = Rig(make_engine(tiny, version=0), model)
-    prompts = prompts_of(4, 40)
-    try:
-        assert mismatch(model, prompts, rig.sample(prompts, Sampling(8))) <= 1e-4, "from the directory"
-        for version in (1, 2):
-            rig.train(version)
-            rig.sync(version)
-            assert mismatch(model, prompts, rig.sample(prompts, Sampling(8))) <= 1e-4
-    finally:
-        asyncio.run(rig.engine.close())
-
-
-def test_an_engine_on_two_devices_in_processes_of_its_own(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    directory = write_model(tmp_path / "model", tied=True)
-    shared = set(Path("/dev/shm").glob("*cpushm*"))
-    rig = Rig(make_engine(directory, tensor_parallel_size=2), AutoModelForCausalLM.from_pretrained(directory))
-    prompts = [prompt for prompt in prompts_of(4, 140) for _ in range(4)]
-    try:
-        new = set(Path("/dev/shm").glob("*cpushm*")) - shared
-        assert new
-        assert new <= rig.engine._shared, "removed even if its processes are killed"
-        for version in (0, 1):
-            rig.train(version)
-            rig.sync(version)
-            generations = rig.sample(prompts, Sampling(24))
-            assert mismatch(rig.model, prompts, generations) <= 1e-4
-            assert all(made.versions == [version] * 24 for made in generations)
-        with pytest.raises(RunError, match=r"no weights came for lm_head\.weight"):
-            rig.sync(2, list(rig.model.named_parameters()))
-    finally:
-        asyncio.run(rig.engine.close())
-
-
-def test_the_local_runtime_trains_with_it(rlhf, small_run, prompts, tmp_path):
-    model = write_tiny_model(tmp_path / "model", hidden=128)
-    run = tmp_path / "run"
-    place = list(small_run).index("--actor.model") + 1
-    flags = [*small_run[:place], model, *small_run[place + 1 :], "--train.steps", "3", "--run-dir", run]
-    rlhf.run(*flags, "--engine", "vllm")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["version"] for row in rows] == [1, 2, 3]
-    assert all(row["mismatch/max"] <= 1e-4 for row in rows)
-    assert any(row["grad_norm"] > 0 for row in rows)
-    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-    for row in rows:
-        assert 0 < row["engine/kv_use"] < 1
-        assert row["engine/preemptions"] == 0
-        syncs = 2 if row["step"] == 1 else 1  # the first weights came before it
-        assert row["sync/gb"] * 1e9 == pytest.approx(syncs * weights, rel=0.05)
-        assert row["sync/gb_per_s"] > 0
-    rlhf.run("eval", "--checkpoint", run, "--eval.data", prompts, "--eval.n", "2")

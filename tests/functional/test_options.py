@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from rlhf_host import GROUP_MEAN_TOKEN_MEAN, Aggregation, Forbid, Needs, Output, RoleNeed
+from rlhf_host import GROUP_MEAN_TOKEN_MEAN, Aggregation, AlgoNeeds, Forbid, Output, RoleNeed
 from rlhf_host import functional as F
 
 
@@ -72,7 +72,7 @@ def test_options_out_of_range_or_unknown_are_refused(wrong):
 
 def test_needs_of_a_plain_policy_loss():
     actor = RoleNeed("actor", trainable=True, source=None)
-    assert F.policy_needs(F.PolicyLossOptions()) == Needs(data="prompts", roles=(actor,))
+    assert F.policy_needs(F.PolicyLossOptions()) == AlgoNeeds(data="prompts", roles=(actor,))
 
 
 def test_needs_join_the_loss_and_the_algorithm():

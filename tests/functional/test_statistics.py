@@ -235,3 +235,5 @@ def test_only_rows_with_siblings_stay():
     found = F.with_siblings(batch)
     assert torch.equal(found[:2], batch.action_mask[:2])
     assert not found[2:].any()
+    assert torch.equal(F.with_siblings(batch, least=1), batch.action_mask)
+    assert not F.with_siblings(batch, least=3).any()

@@ -235,7 +235,7 @@ def test_what_is_no_model_is_refused_with_a_way_out(tiny_model, tmp_path, monkey
         return str(caught.value)
 
     assert "--actor.model" in message(None)
-    assert f"did you mean '{tiny_model}'?" in message(tiny_model.parent / "tinny")
+    assert f"did you mean '{tiny_model.name}'?" in message(tiny_model.parent / "tinny")
     assert "no such file or directory" in message(tmp_path / "x" / "y")
     assert "not a GGUF file" in message(tiny_model / "config.json")
     (tmp_path / "weights.gguf").write_bytes(b"not really")

@@ -1,4 +1,4 @@
-"""A collector over a scripted engine."""
+"""A collector and a pipeline over a scripted engine."""
 
 import asyncio
 
@@ -8,12 +8,18 @@ from transformers import AutoTokenizer
 
 from rlhf_host import ScoreContext, Task
 from rlhf_host.config.schema import RolloutConfig
-from rlhf_host.data.stream import Draw
+from rlhf_host.data.stream import Draw, TaskSet, TaskStream
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.overtaking import Overtaking
+from rlhf_host.rollouts.pipeline import Pipeline
+
+from .pipelines import Slept, Slow
+from .playing import Length, load
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +67,27 @@ def collect(tokenizer):
             manager.close()
 
     return run
+
+
+@pytest.fixture
+def pipeline(tokenizer):
+    """A pipeline over tasks that take so many milliseconds each, and its gate."""
+
+    def make(ms, *plugins, batch=2, depth=1, most=None, steps=6, agent=None, settings=None, threads=True):
+        manager = load(Length(), *plugins, agent=agent or Slow(), threads=threads)
+        gate = Gate(Slept(lambda ids, key: [4 + key[1], 5]))
+        settings = settings or RolloutConfig(max_refills=3)
+        episodes = Episodes(
+            manager,
+            SampledModel(engine=gate, tokenizer=tokenizer),
+            EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=64, rollout=settings),
+        )
+        collector = Collector(episodes, n=2, seed=7, split="train")
+        tasks = [Task("12", "12", {"ms": each}, index=i, source="made", prompt_ids=(3, 4)) for i, each in enumerate(ms)]
+        stream = TaskStream(TaskSet({"made": tasks}, {"made": 1.0}), shuffle=False)
+        sizes = batch, depth, steps, batch * (1 + settings.max_refills)
+        rule = Admission if depth else InAdvance
+        admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
+        return Pipeline(stream, collector, admission, ScoreContext()), gate
+
+    return make

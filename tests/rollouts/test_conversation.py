@@ -148,10 +148,8 @@ def test_of_equal_answers_the_one_whose_calls_are_named_is_meant():
     for call in (first, second):
         talk = [user("a"), call.reply.message, {"role": "tool", "tool_call_id": "?", "content": "3"}]
         assert tree.plan(talk).parent is call
-    assert tree.ambiguous == 0
     unnamed = {**first.reply.message, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
     assert tree.plan([user("a"), unnamed, user("b")]).parent is second
-    assert tree.ambiguous == 1
 
 
 @pytest.mark.parametrize(("history", "why"), [("append", "extend"), ("template", "template")])

@@ -1,9 +1,8 @@
-"""Groups that stay open across steps: order, failures, the gate before the engine, and where a resumed run goes on."""
+"""Groups that stay open across steps: order, failures, and where a resumed run goes on."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import time
 import tracemalloc
@@ -12,104 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from rlhf_authoring.engines import ScriptedEngine
 
-from rlhf_host import Drop, RunError, ScoreContext, Step, Task, hookimpl
+from rlhf_host import Drop, RunError, ScoreContext, hookimpl
 from rlhf_host.config.schema import RolloutConfig
-from rlhf_host.data.stream import TaskSet, TaskStream
-from rlhf_host.records.episodes import Sampling
-from rlhf_host.rollouts import watch
-from rlhf_host.rollouts.admission import Admission, InAdvance
-from rlhf_host.rollouts.collect import Collector
-from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
-from rlhf_host.rollouts.episodes import Episodes
-from rlhf_host.rollouts.gate import Gate
-from rlhf_host.rollouts.overtaking import Overtaking
-from rlhf_host.rollouts.pipeline import Pipeline
 
 from . import virtual_time
-from .playing import Length, load
-
-
-class Slow:
-    """An agent whose environment takes as long as the task says, in milliseconds."""
-
-    def __init__(self):
-        self.closed = []
-
-    @hookimpl
-    def agent_reset(self, episode):
-        return Step(episode.task.prompt)
-
-    @hookimpl
-    async def agent_step(self, episode, action):
-        await asyncio.sleep(episode.task.metadata["ms"] / 1000)
-        return Step(done=True)
-
-    @hookimpl
-    def agent_close(self, episode):
-        self.closed.append(episode.task.index)
-
-
-class Slept(ScriptedEngine):
-    async def generate(self, token_ids, sampling, key):
-        version = self.version
-        await asyncio.sleep(0.002)
-        assert self.version == version, "weights changed under a request"
-        return await super().generate(token_ids, sampling, key)
-
-
-@pytest.fixture
-def pipeline(tokenizer):
-    """A pipeline over tasks that take so many milliseconds each, and its gate."""
-
-    def make(ms, *plugins, batch=2, depth=1, most=None, steps=6, agent=None, settings=None, threads=True):
-        manager = load(Length(), *plugins, agent=agent or Slow(), threads=threads)
-        gate = Gate(Slept(lambda ids, key: [4 + key[1], 5]))
-        settings = settings or RolloutConfig(max_refills=3)
-        episodes = Episodes(
-            manager,
-            SampledModel(engine=gate, tokenizer=tokenizer),
-            EpisodeSettings(sampling=Sampling(max_new_tokens=8), max_tokens=64, rollout=settings),
-        )
-        collector = Collector(episodes, n=2, seed=7, split="train")
-        tasks = [Task("12", "12", {"ms": each}, index=i, source="made", prompt_ids=(3, 4)) for i, each in enumerate(ms)]
-        stream = TaskStream(TaskSet({"made": tasks}, {"made": 1.0}), shuffle=False)
-        sizes = batch, depth, steps, batch * (1 + settings.max_refills)
-        rule = Admission if depth else InAdvance
-        admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
-        return Pipeline(stream, collector, admission, ScoreContext()), gate
-
-    return make
-
-
-async def steps_of(pipeline, gate, count, train_s=0.0, first=0):
-    """The task indices of each batch, and the versions of its tokens."""
-    batches = []
-    await pipeline.published(first)
-    for step in range(first + 1, first + count + 1):
-        collected = await pipeline.next_rollouts(ScoreContext(step=step))
-        rows = collected.trajectories_in_order()
-        batches.append(([group.task.index for group in collected.groups], {v for row in rows for v in row.actions[0].versions}))
-        await asyncio.sleep(train_s)
-        await gate.hold()
-        gate.engine.version = step
-        gate.release()
-        await pipeline.published(step)
-    return batches
-
-
-def stopped_after(made, gate, count):
-    """The batches of so many steps, and what a checkpoint has of what goes on behind them."""
-
-    async def run():
-        batches = await steps_of(made, gate, count)
-        await asyncio.sleep(0.05)
-        state, finished = made.state_dict(), made.finished()
-        await made.close()
-        return batches, state, finished
-
-    return asyncio.run(run())
+from .pipelines import Slept, Slow, steps_of, stopped_after
+from .playing import Length
 
 
 def test_batches_come_in_draw_order_whoever_is_first(pipeline):
@@ -384,173 +292,6 @@ def test_a_resumed_run_passes_over_what_batches_have(pipeline):
     assert again.state_dict()["ordinal"] == 12
 
 
-def test_a_closed_gate_lets_no_request_through_and_waits_for_those_under_way():
-    engine = Slept(lambda ids, key: [4])
-    gate = Gate(engine)
-
-    async def run():
-        gate.expect(3)
-        gate.expect(2)
-        first = asyncio.create_task(gate.generate([3], Sampling(max_new_tokens=2), (0, 0, 0)))
-        await asyncio.sleep(0)
-        await gate.hold()
-        assert first.done() or engine.calls, "it was under way"
-        assert gate.in_flight == 0
-        second = asyncio.create_task(gate.generate([3], Sampling(max_new_tokens=2), (0, 1, 0)))
-        gate.expect(-2)
-        await asyncio.sleep(0.01)
-        assert len(engine.calls) == 1
-        engine.version = 1
-        gate.release()
-        assert (await second).versions == [1]
-
-    asyncio.run(run())
-    assert engine.expected == [3, 5, 0, 3], "while it is closed nobody will come"
-
-
-def test_requests_that_are_cancelled_do_not_hold_the_gate():
-    gate = Gate(Slept(lambda ids, key: [4]))
-
-    async def run():
-        asked = asyncio.create_task(gate.generate([3], Sampling(max_new_tokens=2), (0, 0, 0)))
-        await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.wait_for(gate.hold(), 1)
-
-    asyncio.run(run())
-
-
-class Stuck(Slept):
-    async def generate(self, token_ids, sampling, key):
-        await asyncio.sleep(3600)
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_rollout_in_which_nothing_moves_is_told_and_ended(pipeline, depth, monkeypatch, caplog):
-    monkeypatch.setattr(watch, "SAY_S", 0.05)
-    made, gate = pipeline([1] * 8, depth=depth, settings=RolloutConfig(stall_s=0.4))
-    gate.engine = Stuck(lambda ids, key: [4])
-    message = r"no progress .*\(rollout.stall_s 0.4\): train-0 plays for 0 s, train-1 plays for 0 s"
-    with pytest.raises(RunError, match=message):
-        asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
-    assert "4 requests are with the engine" in caplog.text if depth == 0 else "and 1 more; 8 requests" in caplog.text
-
-
-def told(pipeline, caplog, monkeypatch, prepare=lambda made, gate: None, **settings):
-    """What the log says of a rollout in which nothing moves, and the error that ends it."""
-    monkeypatch.setattr(watch, "SAY_S", 0.05)
-    made, gate = pipeline([1] * 8, settings=RolloutConfig(stall_s=0.4), **settings)
-    prepare(made, gate)
-    with pytest.raises(RunError) as ended:
-        asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
-    return caplog.text, str(ended.value)
-
-
-def test_a_stall_names_the_hook_that_does_not_answer(pipeline, caplog, monkeypatch):
-    class Stuck(Slow):
-        @hookimpl
-        async def agent_step(self, episode, action):
-            await asyncio.sleep(3600)
-
-    said, ended = told(pipeline, caplog, monkeypatch, agent=Stuck())
-    assert "and 1 more; 8 calls of agent_step are with agent:single_turn" in said
-    assert "requests are with" not in said
-    assert ended.endswith("8 calls of agent_step are with agent:single_turn")
-
-
-def test_requests_that_failed_or_were_cancelled_are_not_with_the_engine(pipeline, caplog, monkeypatch):
-    """The agent gives up on its first two, and waits for the third."""
-
-    class Odd(Slept):
-        async def generate(self, token_ids, sampling, key):
-            await asyncio.sleep(3600)
-
-    class Impatient:
-        @hookimpl
-        async def agent_run(self, episode, policy):
-            for _ in range(2):
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(policy.generate([3, 4]), 0.01)
-            await policy.generate([3, 4])
-
-    def prepare(made, gate):
-        gate.engine = Odd(lambda ids, key: [4])
-
-    said, _ = told(pipeline, caplog, monkeypatch, prepare, agent=Impatient())
-    assert "; 8 requests are with the engine; 8 calls of agent_run are with agent:single_turn" in said
-
-
-def test_a_deadlock_of_the_host_is_noticed_at_once_and_said(pipeline):
-    """A gate that nobody opens: nothing is with the engine, and no plugin is at work."""
-    made, gate = pipeline([1] * 8, settings=RolloutConfig(stall_s=0.0))  # no other limit
-
-    async def run():
-        await made.published(0)
-        gate.close()
-        started = time.monotonic()
-        with pytest.raises(RunError) as ended:
-            await asyncio.wait_for(made.next_rollouts(ScoreContext(step=1)), 20)
-        await made.close()
-        return str(ended.value), time.monotonic() - started
-
-    message, seconds = asyncio.run(run())
-    assert message.startswith("the rollout cannot go on: train-0 plays for 5 s, train-1")
-    assert "no request is with the engine, and no plugin is at work; 8 requests wait for new weights" in message
-    assert message.endswith("This is a bug in rlhf-host: please report it")
-    assert seconds < 7
-
-
-def test_a_wait_of_the_host_that_ends_by_itself_is_no_deadlock(pipeline, monkeypatch):
-    """Between two calls of plugins the event loop is busy for longer than the watch waits."""
-    monkeypatch.setattr(watch, "SAY_S", 0.01)
-
-    class Busy(Slow):
-        @hookimpl
-        async def agent_step(self, episode, action):
-            time.sleep(0.02)
-            return Step(done=True)
-
-    made, gate = pipeline([1] * 8, agent=Busy())
-    assert len(asyncio.run(steps_of(made, gate, 2))) == 2
-
-
-def test_a_draw_that_is_ended_before_it_begins_is_not_expected_at_the_engine(pipeline):
-    made, gate = pipeline([1] * 8)
-
-    async def run():
-        draw = made.stream.draw(1, 0)[0]
-        task = made.collector.begin("train-0", draw, ScoreContext())
-        assert gate.expected == 2
-        task.cancel()
-        await asyncio.wait([task])
-        await asyncio.sleep(0)
-        assert (gate.expected, made.collector.open) == (0, set())
-
-    asyncio.run(run())
-
-
-def test_a_draw_that_was_given_back_may_take_long_to_end(pipeline, monkeypatch):
-    """Its number is drawn again meanwhile."""
-    monkeypatch.setattr("rlhf_host.rollouts.pipeline.CLOSE_S", 0.01)
-
-    class Lingers(Slow):
-        @hookimpl
-        async def agent_close(self, episode):
-            await asyncio.sleep(0.2 * (episode.task.metadata["ms"] == 50))
-
-    made, gate = pipeline([1, 1, 1, 1, 1, 50, 50, 50] * 4, Odd(), depth=0, steps=4, agent=Lingers())
-    batches = asyncio.run(steps_of(made, gate, 4))
-    assert [indices for indices, _ in batches] == [[1, 3], [5, 7], [9, 11], [13, 15]]
-    assert (gate.expected, made.collector.open) == (0, set())
-
-
-def test_a_slow_rollout_in_which_something_moves_is_left_alone(pipeline, monkeypatch, caplog):
-    monkeypatch.setattr(watch, "SAY_S", 0.4)
-    made, gate = pipeline([100 * i for i in range(16)], depth=1, settings=RolloutConfig(stall_s=1.0), batch=8, steps=1)
-    asyncio.run(asyncio.wait_for(steps_of(made, gate, 1), 5))
-    assert not caplog.messages
-
-
 def test_memory_stays_flat_over_many_steps(pipeline):
 
     made, gate = pipeline([0] * 16, depth=2, steps=300)
@@ -636,3 +377,33 @@ def test_a_checkpoint_s_finished_groups_survive_steps_of_depth_0(pipeline):
 
     assert asyncio.run(on()) == [[2, 3], [4, 5], [6, 7]]
     assert not gate.engine.calls, "none is played again"
+
+
+def test_a_draw_that_is_ended_before_it_begins_is_not_expected_at_the_engine(pipeline):
+    made, gate = pipeline([1] * 8)
+
+    async def run():
+        draw = made.stream.draw(1, 0)[0]
+        task = made.collector.begin("train-0", draw, ScoreContext())
+        assert gate.expected == 2
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+        assert (gate.expected, made.collector.open) == (0, set())
+
+    asyncio.run(run())
+
+
+def test_a_draw_that_was_given_back_may_take_long_to_end(pipeline, monkeypatch):
+    """Its number is drawn again meanwhile."""
+    monkeypatch.setattr("rlhf_host.rollouts.pipeline.CLOSE_S", 0.01)
+
+    class Lingers(Slow):
+        @hookimpl
+        async def agent_close(self, episode):
+            await asyncio.sleep(0.2 * (episode.task.metadata["ms"] == 50))
+
+    made, gate = pipeline([1, 1, 1, 1, 1, 50, 50, 50] * 4, Odd(), depth=0, steps=4, agent=Lingers())
+    batches = asyncio.run(steps_of(made, gate, 4))
+    assert [indices for indices, _ in batches] == [[1, 3], [5, 7], [9, 11], [13, 15]]
+    assert (gate.expected, made.collector.open) == (0, set())

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.directories import write_directory
+from rlhf_host.directories import new_directory
 from rlhf_host.errors import RunError, UserError, blaming
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.discovery import PluginInfo
@@ -62,17 +62,20 @@ def test_what_is_saved_comes_back(tmp_path):
 
 def test_a_writer_that_fails_leaves_the_old_directory(tmp_path):
     target = tmp_path / "model"
-    write_directory(target, lambda path: (path / "a").write_text("old"))
+    with new_directory(target) as path:
+        (path / "a").write_text("old")
 
-    def fails(path):
-        (path / "a").write_text("new")
-        raise OSError("disk full")
+    def fails():
+        with new_directory(target) as path:
+            (path / "a").write_text("new")
+            raise OSError("disk full")
 
     with pytest.raises(RunError, match=rf"{target} cannot be written: disk full; its disk has .* GB free"):
-        write_directory(target, fails)
+        fails()
     assert (target / "a").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    write_directory(target, lambda path: (path / "b").write_text("new"))
+    with new_directory(target) as path:
+        (path / "b").write_text("new")
     assert [path.name for path in target.iterdir()] == ["b"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -1,4 +1,4 @@
-"""What each failure of an environment becomes. None is a reward of 0."""
+"""Failures of an environment, and what each becomes. None is a reward of 0."""
 
 from __future__ import annotations
 

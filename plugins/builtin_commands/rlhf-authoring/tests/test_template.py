@@ -1,4 +1,4 @@
-"""What a new project consists of, for every kind, whatever it is called and whatever its author writes about it."""
+"""Parts of a new project, for every kind, whatever it is called and whatever its author writes about it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .conftest import ORACLES, ROOT
 
 @pytest.fixture(scope="module")
 def reader():
-    """What reads packages."""
+    """Returns what reads packages."""
     path = ROOT / "scripts/foreign_options.py"
     if not path.is_file():
         pytest.skip("the scripts of the repository are not here")

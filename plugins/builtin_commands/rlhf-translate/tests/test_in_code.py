@@ -1,4 +1,4 @@
-"""What earlier versions do without an option for it is written too, where it is not so here."""
+"""Effects of earlier versions that have no option are written too, where it is not so here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an option means there is what its setting means here, in the version that the command is of."""
+"""Meanings of options there are those of their settings here, in the version that the command is of."""
 
 from __future__ import annotations
 

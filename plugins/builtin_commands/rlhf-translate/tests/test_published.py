@@ -25,7 +25,7 @@ from .conftest import ORACLES
 from .known import PLAUSIBLE, flag, unset
 
 ORACLE_VERSIONS = {"openrlhf": "openrlhf-0.11.2", "trl": "trl-1.16.0", "verl": "verl-0.9.1"}
-"""Of folders without a version, as in ``scripts/fetch_oracles.py``."""
+"""Versions of folders that name none, as in ``scripts/fetch_oracles.py``."""
 PACKAGES = ("openrlhf", "trl", "verl")
 ROW = {name: "1+1=" for name in ("prompt", "input", "context_messages", "question")}
 LABEL = {"label": "2", "answer": "2"}
@@ -36,7 +36,7 @@ ROWS = {
     "kto": {"completion": "2", "label": True},
     "prm": {"completions": ["2"], "labels": [True]},
 }
-"""What the rows of an algorithm have too."""
+"""Columns that the rows of an algorithm have too."""
 REWARD_AND_AGENT = """def reward_func(queries, prompts, labels):
     return [1.0]
 async def execute(episode, policy):
@@ -137,7 +137,7 @@ def translations(scripts, table):
 
 
 def origin_of(path):
-    """Of verl's configurations that are parts of one."""
+    """Returns the origin of verl's configurations that are parts of one."""
     return "verl" if path.suffix == ".yaml" else None
 
 

@@ -137,7 +137,7 @@ def test_the_configuration_is_accepted(translated, rlhf_here, tiny_model, scorer
 
 
 def write_reward_and_agent(folder):
-    """Where the scripts expect those of OpenRLHF's repository."""
+    """Writes them where the scripts expect those of OpenRLHF's repository."""
     examples = folder / "examples/python"
     examples.mkdir(parents=True, exist_ok=True)
     (examples / "math_reward_func.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")

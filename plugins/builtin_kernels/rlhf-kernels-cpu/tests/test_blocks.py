@@ -24,7 +24,7 @@ ROWS = (
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How often each half was computed this way."""
+    """Counts how often each half was computed this way."""
     counts: dict[str, int] = {}
     for half in (AttentionHalf, MlpHalf, RowAttention):
         counts[half.__name__] = 0

@@ -124,7 +124,7 @@ CHANGES: dict[Any, str] = {
     other_layer: "code of layer 1", bias_below: "bias of layer 1", bias_of_keys: "bias of layer 1",
     tuned_norms: "norm of layer 0", half_of_it_in_16_bits: "float32",
 }  # fmt: skip
-"""What changes → what is said."""
+"""A change → what is said."""
 
 
 @pytest.mark.parametrize("purpose", ["train", "sample"])

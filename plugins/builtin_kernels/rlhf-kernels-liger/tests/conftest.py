@@ -70,7 +70,7 @@ def triton_kernels(monkeypatch) -> None:
 
 @pytest.fixture
 def formulas() -> ModuleType:
-    """What the kernels compute, in torch."""
+    """Gives what the kernels compute, in torch."""
     module = ModuleType("liger_kernel.transformers.functional")
     module.liger_rms_norm, module.liger_swiglu, module.liger_geglu = rms_norm, swiglu, geglu
     return module

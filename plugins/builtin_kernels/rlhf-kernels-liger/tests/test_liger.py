@@ -1,4 +1,4 @@
-"""Which parts get Liger's kernels, and how; here the kernels' formulas stand in for Triton, so that this runs anywhere."""
+"""Parts that get Liger's kernels, and how; here the kernels' formulas stand in for Triton, so that this runs anywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TestContract(kernels_contract("liger")):
 
 
 def bound(twin) -> dict[str, int]:
-    """How many parts of each class were given a kernel."""
+    """Counts the parts of each class that were given a kernel."""
     names = [type(part).__name__ for part in twin.modules() if "forward" in vars(part)]
     return {name: names.count(name) for name in names}
 

@@ -1,4 +1,4 @@
-"""What judges answers in these tests."""
+"""Judges of answers in these tests."""
 
 import asyncio
 import shutil
@@ -40,7 +40,7 @@ def judge(score):
 
 @pytest.fixture(scope="session")
 def runner():
-    """What runs programs at a level, with options."""
+    """Returns what runs programs at a level, with options."""
 
     def made(level, **options):
         runner = CodeExec(CodeExec.Options(**{"timeout_s": 3.0, **options})).runner
@@ -52,7 +52,7 @@ def runner():
 
 @pytest.fixture(scope="session")
 def at_level():
-    """What a coroutine gives, where the machine has that level."""
+    """Returns what a coroutine gives, where the machine has that level."""
 
     def result(level, work):
         try:
@@ -65,7 +65,7 @@ def at_level():
 
 @pytest.fixture
 def place(monkeypatch, tmp_path_factory):
-    """Where folders of programs are made, in this test alone; contained programs of other users reach it."""
+    """Makes a place for folders of programs, in this test alone; contained programs of other users reach it."""
     tmp_path_factory.getbasetemp()  # pytest's own place is not in it
     folder = Path(tempfile.mkdtemp(prefix="rlhf-test-"))
     folder.chmod(0o755)

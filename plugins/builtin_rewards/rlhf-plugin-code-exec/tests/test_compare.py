@@ -1,4 +1,4 @@
-"""When a result is right: one rule for what is printed and what is returned."""
+"""Right results: one rule for what is printed and what is returned."""
 
 from decimal import Decimal
 from fractions import Fraction

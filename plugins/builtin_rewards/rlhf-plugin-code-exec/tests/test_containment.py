@@ -1,4 +1,4 @@
-"""What programs cannot do: at both levels, as root and, where the tests run as root, as a user that is not."""
+"""Limits of programs: at both levels, as root and, where the tests run as root, as a user that is not."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What goes between a solution and its tests: values, objects, functions, exceptions, changes of arguments."""
+"""Things that go between a solution and its tests: values, objects, functions, exceptions, changes of arguments."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which answers are right for which labels."""
+"""Answers that are right, and their labels."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ OPEN = [
     (r"\boxed{3:00}", "3:00 p.m."),
     (r"\boxed{x=72}", "y=72"),
 ]
-"""What only a person can judge: the label's value with words or in a form that may change it."""
+"""Answers that only a person can judge: the label's value with words or in a form that may change it."""
 
 UNJUDGED = [
     *((label, "not a text or a number but") for label in (None, True, [], [None], {"value": 72})),

@@ -1,4 +1,4 @@
-"""What the options do, and what a reward carries."""
+"""Effects of the options, and contents of a reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each hook of a plugin costs: time and memory per call, at the sizes of a real run, on the CPU."""
+"""Costs of each hook of a plugin: time and memory per call, at the sizes of a real run, on the CPU."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NOT_ALONE = ("check_run", "run_started", "run_finished")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one hook costs. Without ``problem``, ``median_s`` and ``peak_bytes`` are there."""
+    """Costs of one hook. Without ``problem``, ``median_s`` and ``peak_bytes`` are there."""
 
     hook: str
     size: str = ""
-    """What one call was given."""
+    """Size of what one call was given."""
     median_s: float | None = None
     peak_bytes: int | None = None
     """Most memory held at once beyond what was there before the call: tensors and Python objects, of this process alone."""
     calls: int = 0
     problem: str = ""
-    """Why it was not measured."""
+    """The reason why it was not measured."""
 
 
 def bench(subject: Subject, *, rows: int | None = None, tokens: int = 1024) -> Iterator[Cost]:

@@ -40,7 +40,7 @@ class Call:
 
     name: str
     size: str
-    """Of what one call is given."""
+    """Size of what one call is given."""
     run: Callable[[Any], Any]
     prepare: Callable[[], Any] = lambda: None
 

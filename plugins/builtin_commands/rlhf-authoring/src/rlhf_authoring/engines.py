@@ -62,7 +62,7 @@ class ModuleEngine(ScriptedEngine):
 
 
 class ModuleSource(LocalSource):
-    """What a weight sync gets as ``source``, with the module at hand, which a run does not give."""
+    """The ``source`` of a weight sync, with the module at hand, which a run does not give."""
 
     def __init__(self, model: nn.Module):
         super().__init__(model)

@@ -79,7 +79,7 @@ class ListedPlugin(BaseModel):
     name: str = Field(pattern=r"^[\w.-]+$")
     about: Line
     spellings: dict[str, str] | None = None
-    """What chooses it instead of its name, as its entry points say (``plugins.spellings``)."""
+    """Texts that choose it instead of its name, as its entry points say (``plugins.spellings``)."""
     recommended: list[str] | None = None
     """On what messages recommend it (``plugins.recommended``)."""
 
@@ -96,7 +96,7 @@ class ListedDistribution(BaseModel):
     """Versions of the host that it requires: ``>=0.10,<0.11``."""
     homepage: Annotated[Line, Field(pattern="^https?://")] | None = None
     requirement: Line | None = None
-    """What pip is to install, if not the name: ``NAME @ git+https://...``."""
+    """The words that pip is to install, if not the name: ``NAME @ git+https://...``."""
     pip_options: Annotated[Line, AfterValidator(_words)] | None = None
     """Options that pip needs for it."""
     plugins: list[ListedPlugin] = Field(min_length=1)
@@ -108,7 +108,7 @@ class ListedDistribution(BaseModel):
 
     @property
     def fits(self) -> bool:
-        """Whether it is made for this version of the host."""
+        """Returns True if it is made for this version of the host."""
         return SpecifierSet(self.api).contains(__version__, prereleases=True)
 
 
@@ -118,7 +118,7 @@ class Index(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     note: Line | None = None
-    """What somebody who wants to install from it must know."""
+    """Facts for somebody who wants to install from it."""
     distributions: list[ListedDistribution]
 
 

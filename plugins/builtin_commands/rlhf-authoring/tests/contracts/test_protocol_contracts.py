@@ -20,7 +20,7 @@ KINDS = ("engine", "backend", "runtime")
 
 @functools.cache
 def template(kind: str) -> str:
-    """What ``rlhf plugins new`` writes, of the class ``Plugin``."""
+    """Returns what ``rlhf plugins new`` writes, of the class ``Plugin``."""
     with tempfile.TemporaryDirectory() as folder:
         project, _ = write_project(kind, "plugin", Path(folder), {})
         return (project / "src/rlhf_plugin_plugin/__init__.py").read_text()

@@ -31,7 +31,7 @@ class Checked:
     """``passed``, ``failed``, or ``skipped``: it could not run, and ``message`` says why."""
     message: str = ""
     rule: str = ""
-    """What the check demands, in words."""
+    """Demand of the check, in words."""
     seconds: float = 0.0
 
 

@@ -95,7 +95,7 @@ def _published() -> dict[str, str]:
 
 
 def _target(name: str) -> str:
-    """What pip is to install."""
+    """Returns what pip is to install."""
     path = Path(name).expanduser()
     published = _published()
     known = published.get(name) or published.get(normalised(name))

@@ -19,7 +19,7 @@ from rlhf_host.commands import near_matches, rlhf, write_file
 from rlhf_host.installed import discover, normalised, offered, recommended
 
 KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime", "command")
-"""What there is a template for."""
+"""Kinds that there is a template for."""
 
 ENVIRONMENT = "environment"
 """It is one file, and no package."""

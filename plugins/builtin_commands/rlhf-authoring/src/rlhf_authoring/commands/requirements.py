@@ -12,7 +12,7 @@ from rlhf_host.installed import discover, extras_of_host, pinned
 from rlhf_host.runs import require_run
 
 FILE = "requirements.txt"
-"""Of a run directory."""
+"""The file in a run directory."""
 
 
 @click.command()

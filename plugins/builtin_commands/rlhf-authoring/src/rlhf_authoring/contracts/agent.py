@@ -57,7 +57,7 @@ def tokens_are_only_appended(session: Session) -> None:
 
 @check_running("agent_run")
 def sampled_tokens_are_trained_once(session: Session) -> None:
-    """What was sampled is an action in one row at most: rows that branch repeat it in their prompts."""
+    """Sampled tokens are actions in one row at most: rows that branch repeat them in their prompts."""
     engine = session.engine()
     actions = [action for row in _rows(session, engine) for action in row.actions]
     acted = Counter((*action.token_ids, *(action.logprobs or ())) for action in actions)
@@ -99,7 +99,7 @@ def episodes_end(subject: Subject) -> None:
 
 
 def _turns(subject: Subject) -> int:
-    """How many turns an episode may have: the context's end is none of its own."""
+    """Returns the number of turns that an episode may have: the context's end is none of its own."""
     own = getattr(read_options(subject.info, subject.cls, subject.options), "max_turns", None)
     return own if isinstance(own, int) and own else TURNS
 
@@ -165,7 +165,7 @@ def close_follows_every_failure(session: Session) -> None:
 
 @check_running("agent_run")
 def failures_of_the_engine_come_out(session: Session) -> None:
-    """When the policy cannot answer, ``agent_run`` raises: half an episode is not a short one."""
+    """``agent_run`` raises when the policy cannot answer: half an episode is not a short one."""
     for answers in (0, 1):
         try:
             engine = _play_until_down(session, answers)

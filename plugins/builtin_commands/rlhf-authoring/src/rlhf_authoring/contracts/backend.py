@@ -23,7 +23,7 @@ from rlhf_host.protocols import BackendTraits
 from rlhf_host.settings import RoleConfig, TrainConfig
 
 CLOSE = 1e-3
-"""How far numbers may lie apart, relative to the larger, where the backend is exact; elsewhere ``ROUGH``."""
+"""Largest distance of numbers, relative to the larger, where the backend is exact; elsewhere ``ROUGH``."""
 ROUGH = 0.1
 RANKS_S = 120.0
 FROZEN = "model.layers.0.mlp.up_proj.weight"
@@ -82,7 +82,7 @@ def _model(settings: RoleConfig) -> Any:
 
 
 def _gradient() -> dict[str, Tensor]:
-    """Of the whole batch's loss, by torch alone."""
+    """Returns the gradient of the whole batch's loss, by torch alone."""
     model, rows, loss = _model(actor()), batch(), torch.zeros(())
     assert rows.advantages is not None
     for row, prompt in enumerate(rows.prompt_ids):

@@ -100,7 +100,7 @@ def noise(batch: Experience, salt: int) -> Tensor:
 
 
 def advantages_of(manager: PluginManager, batch: Experience, *, shaped: bool = True) -> Advantages:
-    """What the manager's plugin makes of the batch: transforms, shaping and masks, then advantages; ``batch`` keeps them all.
+    """Returns what the plugin makes of the batch: transforms, shaping and masks, then advantages; ``batch`` keeps them all.
 
     Args:
         shaped: add a small random term to the shaped rewards, as a KL penalty would.

@@ -63,7 +63,7 @@ def unknown_options_are_refused(subject: Subject) -> None:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two plain values, or tensors in them, are not the same; NaN is the same as NaN."""
+    """Returns True if two plain values, or tensors in them, are not the same; NaN is the same as NaN."""
     if a is b or type(a) is not type(b):
         return a is not b
     if hasattr(a, "shape"):

@@ -283,7 +283,7 @@ def closing_leaves_nothing(subject: Subject) -> None:
 
 @check()
 def a_start_that_fails_leaves_nothing(subject: Subject) -> None:
-    """What cannot be served is a ``UserError`` at ``start``, and nothing stays: here a directory without a model."""
+    """A model that cannot be served is a ``UserError`` at ``start``, and nothing stays: here a directory without a model."""
     if subject.build().traits.takes == "directory":
         _folder()
         with leaves_nothing("a failed start", "end it before raising", daemons=True):

@@ -11,7 +11,7 @@ from rlhf_authoring.contracts.subject import Subject, check, expect
 from rlhf_host.installed import discover
 
 HEAVY = ("torch", "transformers", "vllm", "ray", "deepspeed")
-"""What listing plugins and help pages must not wait for."""
+"""Libraries that lists of plugins and help pages must not wait for."""
 
 
 @check(stage="find")

@@ -1,4 +1,4 @@
-"""What engines and runtimes are asked alike: many completions at once, some of which are given up, and an end."""
+"""Requests that engines and runtimes get alike: many completions at once, some of which are given up, and an end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rig:
         return list(map(asyncio.ensure_future, requests))
 
     def refusal(self, ids: Sequence[int] = PROMPTS[0], sampling: Sampling = USUAL) -> Exception | None:
-        """What it raises for a request, if anything."""
+        """Returns what it raises for a request, if anything."""
         try:
             self.sample([ids], sampling)
         except (RunError, UserError) as error:

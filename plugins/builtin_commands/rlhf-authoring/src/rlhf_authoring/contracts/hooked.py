@@ -72,7 +72,7 @@ def needs_are_pure(subject: Subject) -> None:
 
 @check("state_dict")
 def state_survives_a_checkpoint(subject: Subject) -> None:
-    """What ``state_dict`` gives after use comes back through a checkpoint, into a fresh instance, as it was."""
+    """The answer of ``state_dict`` after use comes back through a checkpoint, into a fresh instance, as it was."""
     expect("load_state_dict" in subject.hooks, "it has state_dict without load_state_dict: a resumed run could not go on")
     manager, fresh = subject.manager(), subject.manager()
     _exercise(subject, manager)
@@ -100,7 +100,7 @@ def what_was_learnt_survives_a_checkpoint(subject: Subject) -> None:
 
 
 def _answers(subject: Subject, manager: PluginManager) -> list[Any]:
-    """What hooks over a batch, and filters, make of one."""
+    """Returns what hooks over a batch, and filters, make of one."""
     if subject.offline:
         made = offline_batch(subject, manager)
         return [made.loss_mask, made.extra]

@@ -1,4 +1,4 @@
-"""What kernels are tried on: a model that suits, around which the plugin makes a twin, and how near the two are."""
+"""Cases on which kernels are tried: a model that suits, around which the plugin makes a twin, and how near the two are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPLETIONS = [[(5 * place + 11 * length) % 29 + 1 for place in range(length)] f
 
 
 def tiny_models() -> dict[str, Callable[[], nn.Module]]:
-    """Of several families: biases, a tied head, norms of heads, norms with an offset, a scalar head, layer norms."""
+    """Returns models of several families: biases, a tied head, norms of heads, norms with an offset, a scalar head, layer norms."""
     import transformers as hf
 
     sizes: dict[str, Any] = {
@@ -98,7 +98,7 @@ class Case:
 
 
 Compute = Callable[[Case, Any], dict[str, Tensor]]
-"""What one of a case's modules gives, by name."""
+"""Computes what one of a case's modules gives, by name."""
 
 
 def hidden_states(case: Case, module: Any) -> dict[str, Tensor]:

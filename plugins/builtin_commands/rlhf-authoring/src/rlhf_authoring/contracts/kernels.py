@@ -105,7 +105,7 @@ def twins_hold_the_models_tensors(subject: Subject) -> None:
 
 @check()
 def changes_of_the_weights_are_seen(subject: Subject) -> None:
-    """When the model's weights change in place, a twin computes with the new ones at once."""
+    """A twin computes with new weights at once when the model's change in place."""
     for case in served(subject, "train"):
         with torch.no_grad():
             case.hidden(case.twin)

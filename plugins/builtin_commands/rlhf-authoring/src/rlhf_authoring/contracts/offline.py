@@ -195,7 +195,9 @@ def made_rows_are_of_the_data(subject: Subject) -> None:
 def _items(
     subject: Subject, manager: PluginManager, role: str, batch: Experience, values: Tensor | None = None
 ) -> tuple[list[LossTerm], list[Metric]]:
-    """Of the batch in one part, after its statistics. ``values`` are in place of the model's log-probabilities, or scores."""
+    """Returns loss terms and metrics of the batch in one part, after its statistics. ``values`` are in place of the model's
+    log-probabilities, or scores.
+    """
     part, head = batch.batch(), trainable(subject)[role]
     outputs = Bigram()(head, part, subject.needs.outputs)
     if values is not None:
@@ -215,7 +217,7 @@ def _what_is_read(subject: Subject, role: str) -> str:
 
 
 def _labels(batch: Experience) -> list[tuple[dict[str, Tensor], str]]:
-    """Where 1 is good and 0 is bad."""
+    """Returns columns in which 1 is good and 0 is bad."""
     return [(batch.columns, "label"), (batch.token_columns, "step")]
 
 

@@ -15,7 +15,7 @@ from rlhf_host import Experience, Group, Segment, Task, Trajectory
 from rlhf_host.internals import PluginManager, apply_masks, group_rows, make_experience
 
 MARGINS = (0.5, float("nan"), 1.0)
-"""Of the units in turn; NaN: the data has none."""
+"""Margins of the units in turn; NaN: the data has none."""
 
 
 def make_units(data: str, count: int = 5, *, longest: int = 6) -> list[Group]:

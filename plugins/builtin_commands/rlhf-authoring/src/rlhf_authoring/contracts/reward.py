@@ -152,7 +152,7 @@ def odd_labels_are_survived(session: Session) -> None:
 
 @check_running("score")
 def missing_labels_are_not_judged(session: Session) -> None:
-    """Where the reward depends on the ground truth, an answer to a task without one is not judged: ``None``, not a 0."""
+    """An answer to a task without a ground truth is not judged if the reward depends on one: ``None``, not a 0."""
 
     def judged(group: Sequence[Trajectory], label: Any) -> list[Result]:
         task = Task(group[0].task.prompt, label, index=78, source="made_up")

@@ -35,7 +35,7 @@ from rlhf_host.settings import (
 )
 
 CLOSE = 1e-3
-"""How far numbers may lie from the local runtime's, relative to the larger."""
+"""Largest distance of numbers from the local runtime's, relative to the larger."""
 WAIT_S = 300.0
 
 

@@ -33,7 +33,7 @@ TEXTS = ("i do not know", "", "2+2=5", "the answer is 4.", "#### 4", "paris", "4
 METRICS = dict.fromkeys(
     ("reward/mean", "score/mean", "length/mean", "loss", "grad_norm", "lr", "kl", "kl/update", "entropy"), 0.1
 )
-"""Of a step."""
+"""Metrics of a step."""
 MAX_TOKENS = 512
 MAX_NEW_TOKENS = 48
 
@@ -169,7 +169,7 @@ class Session:
         return [[answer_of(text, task, n) for n, text in enumerate(texts)] for task in self.subject.tasks or TASKS]
 
     def score(self, *groups: Sequence[Trajectory]) -> list[Any]:
-        """What the hook answers for each group, all scored at once."""
+        """Returns what the hook answers for each group, all scored at once."""
         context = ScoreContext("train", 1, self.roles, tokenizer())
 
         async def at_once() -> list[Any]:

@@ -71,7 +71,7 @@ class Subject:
 
     @cached_property
     def value(self) -> Any:
-        """What the entry point names. Raises ``Unusable`` at stage ``load``."""
+        """Returns what the entry point names. Raises ``Unusable`` at stage ``load``."""
         if self.kind != "command":
             return self.cls
         info = self.info
@@ -114,13 +114,13 @@ class Subject:
 
     @cached_property
     def needs(self) -> Needs:
-        """What the plugin says it needs under these options; nothing where it does not say."""
+        """Returns what the plugin says it needs under these options; nothing where it does not say."""
         needs = self.manager().one("needs")
         return needs if isinstance(needs, Needs) else Needs()
 
     @cached_property
     def offline(self) -> bool:
-        """Whether it trains on rows of a data set; False where it cannot be asked, which other checks report."""
+        """Returns True if it trains on rows of a data set; False where it cannot be asked, which other checks report."""
         try:
             return not self.needs.samples
         except Exception:

@@ -23,7 +23,7 @@ class CheckResult:
 
 
 LIBRARIES = ("hypothesis", "peft", "pytest")
-"""What checks need beside the host; its extra ``testing`` installs them."""
+"""Libraries that checks need beside the host; its extra ``testing`` installs them."""
 
 HOOKED = (
     "found",

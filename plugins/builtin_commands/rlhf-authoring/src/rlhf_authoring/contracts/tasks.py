@@ -64,7 +64,7 @@ def splits_share_no_task(subject: Subject) -> None:
 
 
 def _content(task: Any) -> str:
-    """What makes two tasks the same: all that the policy and the reward see."""
+    """Returns what makes two tasks the same: all that the policy and the reward see."""
     if isinstance(task, Task):
         return repr((task.prompt, task.ground_truth, dict(task.metadata)))
     row = dict(task) if isinstance(task, Mapping) else {"prompt": task}

@@ -1,4 +1,4 @@
-"""What a plugin leaves behind: threads, processes, temporary files."""
+"""Traces that a plugin leaves behind: threads, processes, temporary files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest import mock
 from rlhf_authoring.contracts.subject import Broken
 
 PATIENCE_S = 5.0
-"""How long what a run started may take to end after it."""
+"""Seconds that whatever a run started may take to end after it."""
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def _started(subject: Subject, *, shared: bool) -> Iterator[_Synced]:
 
 
 def _sorts(subject: Subject) -> tuple[bool, ...]:
-    """Which engines its traits are for: those that share the trainer's module (true), and others (false)."""
+    """Returns the sorts of engines that its traits are for: those that share the trainer's module (true), and others (false)."""
     return {None: (True, False), True: (True,), False: (False,)}[subject.traits(WeightSyncTraits).in_place]
 
 

@@ -1,1 +1,1 @@
-"""What ``rlhf doctor`` looks at: one module per section."""
+"""Things that ``rlhf doctor`` looks at: one module per section."""

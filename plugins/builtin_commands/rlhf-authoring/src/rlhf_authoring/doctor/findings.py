@@ -1,4 +1,4 @@
-"""What ``rlhf doctor`` finds: one line each, with what to do."""
+"""Findings of ``rlhf doctor``: one line each, with what to do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Finding:
     status: Status
     detail: str = ""
     advice: str = ""
-    """What to do, where something is to be done."""
+    """Advice, where something is to be done."""
 
 
 def usable_cores() -> int:

@@ -118,7 +118,7 @@ def _torch_facts() -> dict[str, Any]:
 
 
 def torch_findings(version: str, facts: Mapping[str, Any], cores: int | None = None) -> Iterator[Finding]:
-    """What ``_torch_facts`` mean."""
+    """Returns what ``_torch_facts`` mean."""
     cores = usable_cores() if cores is None else cores
     build = f"for CUDA {facts['cuda_build']}" if facts["cuda_build"] else "for the CPU"
     detail = f"{version}, built {build}{', Apple GPU (mps) usable' if facts['mps'] else ''}"
@@ -137,7 +137,7 @@ def torch_findings(version: str, facts: Mapping[str, Any], cores: int | None = N
 
 
 def gpu_build(machine: list[Finding], imported: Mapping[str, list[Finding]]) -> Iterator[Finding]:
-    """Whether torch and the GPUs that are there know of each other."""
+    """Tells if torch and the GPUs that are there know of each other."""
     gpu = any(finding.name == "GPUs" and finding.status == "ok" for finding in machine)
     torch = next((item.detail for item in imported.get("torch", ()) if (item.name, item.status) == ("torch", "ok")), "")
     if gpu and "built for the CPU" in torch:

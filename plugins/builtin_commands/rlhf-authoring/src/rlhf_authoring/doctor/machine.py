@@ -78,7 +78,7 @@ def _memory() -> Finding | None:
 
 
 def shared_memory(size: int) -> Finding:
-    """Of ``size`` bytes in /dev/shm."""
+    """Judges ``size`` bytes in /dev/shm."""
     detail = f"{size / GIB:.1f} GiB in /dev/shm" if size >= GIB else f"{size / 2**20:.0f} MiB in /dev/shm"
     if size >= GIB:
         return Finding(MACHINE, "shared memory", "ok", detail)
@@ -87,7 +87,7 @@ def shared_memory(size: int) -> Finding:
 
 
 def hub_home() -> Path:
-    """Where the hub's library keeps models, data and its token."""
+    """Returns the directory in which the hub's library keeps models, data and its token."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     return Path(home).expanduser()
 

@@ -37,7 +37,7 @@ def _bad(info: PluginInfo) -> Finding:
 
 
 def parts(libraries: Mapping[str, Sequence[Finding]], deadline_s: float) -> Iterator[Finding]:
-    """Which engines, backends, runtimes, kernels and weight syncs can be chosen here, by their libraries."""
+    """Tells which engines, backends, runtimes, kernels and weight syncs can be chosen here, by their libraries."""
     broken = {name for name, findings in libraries.items() if any((f.name, f.status) == (name, "problem") for f in findings)}
     known, keys = [info for info in discover() if info.kind in PROTOCOLS], {kind: key for key, kind in SINGLE.items()}
     with ThreadPoolExecutor(usable_cores()) as pool:

@@ -13,18 +13,15 @@ import click
 
 from rlhf_host import EpisodeFailed, Message
 from rlhf_host.commands import phase, visible
-from rlhf_host.settings import CommandLine, SettingsCommand
-from rlhf_server.commands.serve import CHECKPOINT, SECTIONS, config_of
+from rlhf_host.settings import CommandLine, RunConfig
+from rlhf_server.commands.model_command import model_command
 
 if TYPE_CHECKING:
     from rlhf_host import Reply
 
 HELP_GROUP = "Use a model"
 
-CONTROL = ("checkpoint",)
-
 START = {
-    "checkpoint": CHECKPOINT,
     "actor.model": "the model, instead of MODEL: a directory, hub name or GGUF file",
     "data.system-prompt": "the system message",
     "rollout.temperature": "0: the likeliest answer (float, default 1)",
@@ -35,26 +32,13 @@ ABOUT = """Talk to a model, or to the model of a run: a line is a message. An em
 conversation is rendered and goes on as in training, for a run's model with the run's settings."""
 
 
-@click.command(
-    cls=SettingsCommand,
-    control=CONTROL,
-    usage="chat MODEL [FLAGS]",
-    about=ABOUT,
-    start=START,
-    sections=SECTIONS,
-    takes_file=True,
-)
-@click.pass_context
-def chat(ctx: click.Context, line: CommandLine) -> None:
+@model_command("chat", about=ABOUT, start=START, sections={"rollout": "Rollouts", "roles": "Models"})
+def chat(line: CommandLine, config: RunConfig) -> None:
     """Talk to a model in the terminal."""
-    config = config_of(line, "chat")
     phase("Loading libraries")
     from rlhf_server.serve import talk
 
-    try:
-        talk(config, _turns)
-    except KeyboardInterrupt:
-        click.echo("Ended.", err=True)
+    talk(config, _turns)
 
 
 async def _turns(answer: Callable[[list[Message]], Awaitable[Reply]]) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import click
 
 from rlhf_host.commands import phase
-from rlhf_host.settings import CommandLine, SettingsCommand
-from rlhf_server.commands.serve import CHECKPOINT, address_of, config_of
+from rlhf_host.settings import CommandLine, RunConfig
+from rlhf_server.commands.address import HOST, address_of
+from rlhf_server.commands.model_command import model_command
 
 HELP_GROUP = "Use a model"
 
-CONTROL = ("checkpoint", "host", "port", "name", "key-file")
-
 START = {
-    "checkpoint": CHECKPOINT,
-    "host": "the address to listen on; one that others reach needs --key-file (default 127.0.0.1)",
+    "host": HOST,
     "port": "0: any free one (int, default 5000)",
     "name": "what answers call the model (default: MODEL)",
     "key-file": "a file with a key that clients must send; default: none",
@@ -26,20 +24,9 @@ ABOUT = """Serve a model with a scalar head, or that of a run that trained one. 
 protocol ask it at /get_reward. Ctrl-C ends it."""
 
 
-@click.command(
-    "serve-reward",
-    cls=SettingsCommand,
-    control=CONTROL,
-    usage="serve-reward MODEL [FLAGS]",
-    about=ABOUT,
-    start=START,
-    sections={"roles": "Models", "train": "Passes"},
-    takes_file=True,
-)
-@click.pass_context
-def serve_reward(ctx: click.Context, line: CommandLine) -> None:
+@model_command("serve-reward", about=ABOUT, start=START, sections={"roles": "Models", "train": "Passes"})
+def serve_reward(line: CommandLine, config: RunConfig) -> None:
     """Serve a reward model, as the reward http_reward asks it."""
-    config = config_of(line, "serve-reward")
     host, port, key = address_of(line, "5000")
     phase("Loading libraries")
     from rlhf_server.rewards import RewardServer
@@ -51,7 +38,4 @@ def serve_reward(ctx: click.Context, line: CommandLine) -> None:
         click.echo(f"{server.url}/get_reward")
         click.echo(f"Serving {name}. Ctrl-C ends it.", err=True)
 
-    try:
-        run(config, host=host, port=port, model=name, key=key, ready=ready)
-    except KeyboardInterrupt:
-        click.echo("Ended.", err=True)
+    run(config, host=host, port=port, model=name, key=key, ready=ready)

@@ -47,7 +47,7 @@ def read_script(
     """
     variables = Variables(name, given or {}, {"HOME": Word("~", 0)})
     script = Script()
-    reader = _Reader(Lexer(text.replace("\r\n", "\n"), name), variables, script, is_script)
+    reader = _ScriptReader(Lexer(text.replace("\r\n", "\n"), name), variables, script, is_script)
     reader.read_script = beside
     reader.read()
     for function in [name for name in reader.functions if name not in reader.called]:
@@ -56,14 +56,14 @@ def read_script(
     return script
 
 
-class _Reader(WordReader):
+class _ScriptReader(WordReader):
     def __init__(
         self,
         lexer: Lexer,
         variables: Variables,
         script: Script,
         is_script: Callable[[str], bool],
-        outer: _Reader | None = None,
+        outer: _ScriptReader | None = None,
     ):
         super().__init__(lexer, variables)
         self.script, self.is_script = script, is_script
@@ -298,7 +298,7 @@ class _Reader(WordReader):
             before: words that start it.
         """
         script = Script()
-        _Reader(Lexer(text.text, self.lexer.name, text.line), self.variables, script, self.is_script, self).read()
+        _ScriptReader(Lexer(text.text, self.lexer.name, text.line), self.variables, script, self.is_script, self).read()
         self.script.calls += [Call([*before, *each.words], each.passes_on) for each in script.calls]
         self.script.left_out += script.left_out
         self.script.unread += script.unread
@@ -327,7 +327,7 @@ class _Reader(WordReader):
         """
         before = self.variables.values.get("@")
         self.variables.assign("@", own)
-        reader = _Reader(Lexer(text.text, self.lexer.name, text.line), self.variables, self.script, self.is_script, self)
+        reader = _ScriptReader(Lexer(text.text, self.lexer.name, text.line), self.variables, self.script, self.is_script, self)
         reader.read()
         self.variables.assign("@", before)
         return reader.outer
