@@ -30,7 +30,8 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     Raises:
         UserError: something the run needs is missing or malformed, or would be refused later.
     """
-    from rlhf_host.training.assemble import STEPS, runtime_plugin, runtime_start
+    from rlhf_host.training.assemble import runtime_plugin, runtime_start
+    from rlhf_host.training.inputs import STEPS
     from rlhf_host.training.rehearsal import check_inputs, rehearse
 
     needs = merge_needs(manager)
@@ -83,8 +84,8 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
 def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     """The models of the checkpoint with which the run would go on. Raises ``UserError`` where it could not."""
     from rlhf_host.config.run_dir import in_use
-    from rlhf_host.training.assemble import STEPS
     from rlhf_host.training.checkpoints import load_checkpoint
+    from rlhf_host.training.inputs import STEPS
     from rlhf_host.training.resuming import refuse_finished, refuse_lost
     from rlhf_host.training.saved_rollouts import SavedRollouts
 
@@ -134,8 +135,8 @@ def _data(
     """Returns what the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import NO_ROWS, load_tasks
     from rlhf_host.models.loading import sizes, stop_tokens
-    from rlhf_host.training.assemble import UnitReading, prompt_room, refuse_other_agents, units_of
     from rlhf_host.training.batching import refuse_large_answers, refuse_large_units
+    from rlhf_host.training.inputs import UnitReading, prompt_room, refuse_other_agents, units_of
 
     lines = []
     scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)

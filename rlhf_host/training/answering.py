@@ -17,6 +17,7 @@ from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.collect import Collected
 from rlhf_host.training import assemble
+from rlhf_host.training.inputs import tasks_of
 from rlhf_host.training.records import provenance
 from rlhf_host.training.saved_rows import check_output, lines, write_lines
 from rlhf_host.training.session import session
@@ -37,7 +38,7 @@ def evaluate_only(
         check_output(output)
     data = config.eval.data if config.eval.data.sources else config.data
     tokenizer = load_tokenizer(config.roles["actor"])
-    held_out = assemble.tasks_of(config, data, "eval", tokenizer, rows, manager)
+    held_out = tasks_of(config, data, "eval", tokenizer, rows, manager)
     with session(config, manager, tokenizer=tokenizer) as running:
         metrics, trajectories = running.run(running.evaluation(held_out, data).run(0))
         manager.each("log_trajectories", step=0, split="eval", trajectories=trajectories)
@@ -67,7 +68,7 @@ def rollout_only(
         KeyboardInterrupt: when asked to stop; the steps that ``each`` received are complete.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
-    tasks = assemble.tasks_of(config, config.data, "train", tokenizer, rows, manager)
+    tasks = tasks_of(config, config.data, "train", tokenizer, rows, manager)
     stream = assemble.stream_of(config, manager, tasks)
 
     async def unjudged(step: int, wanted: int) -> Collected:
@@ -103,7 +104,7 @@ def answer_all(
         KeyboardInterrupt: when asked to stop; the batches that ``each`` received are complete.
     """
     tokenizer = load_tokenizer(config.roles["actor"])
-    tasks = assemble.tasks_of(config, config.data, "train", tokenizer, NO_ROWS, manager).tasks
+    tasks = tasks_of(config, config.data, "train", tokenizer, NO_ROWS, manager).tasks
     if not tasks:
         raise UserError("the data has no prompts that can be counted: give a file or a hub name")
     done, size = begin(tasks), config.train.batch_size

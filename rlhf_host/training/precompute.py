@@ -26,8 +26,8 @@ from rlhf_host.records.episodes import Group
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.records.tensors import Batch
 from rlhf_host.training import assemble
-from rlhf_host.training.assemble import Inputs
 from rlhf_host.training.events import event_loop
+from rlhf_host.training.inputs import Inputs
 from rlhf_host.training.kept_logprobs import VERSION, KeptLogprobs, find_logprobs, keep_logprobs
 from rlhf_host.training.role_settings import role_settings
 from rlhf_host.training.row_evaluation import chunks

@@ -18,10 +18,11 @@ from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Outcome
 from rlhf_host.training import assemble
-from rlhf_host.training.assemble import Inputs, Started
+from rlhf_host.training.assemble import Started
 from rlhf_host.training.checkpoints import Checkpoint, load_checkpoint, save_model, take_back_replaced
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.failures import explained, is_lost, message_of
+from rlhf_host.training.inputs import Inputs, read_inputs
 from rlhf_host.training.keeper import CheckpointKeeper
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
@@ -54,7 +55,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     with locked(run_dir):
         if resume is None and (run_dir / CONFIG).exists():
             raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
-        inputs = assemble.read_inputs(config, rows, manager, merge_needs(manager))
+        inputs = read_inputs(config, rows, manager, merge_needs(manager))
         restarts = 0
         while True:
             try:

@@ -14,7 +14,7 @@ import rlhf_host
 from rlhf_host import AlgoNeeds, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.training import assemble
+from rlhf_host.training import inputs
 
 
 class Sft:
@@ -80,7 +80,7 @@ def run(tiny_model, tmp_path, monkeypatch):
             sources = sets[split] if isinstance(sets[split], dict) else {"made-up": sets[split]}
             return UnitSet(sources, dict.fromkeys(sources, 1.0), repr(sources), [])
 
-        monkeypatch.setattr(assemble, "units_of", load)
+        monkeypatch.setattr(inputs, "units_of", load)
         config = {"train.batch_size": 4, "actor.lr": 1e-3, "checkpoint.every": 0, **settings}
         folder = tmp_path / name
         where = {"resume": folder} if resume else {"run_dir": folder, "model": tiny_model, "data": "made-up.jsonl"}
