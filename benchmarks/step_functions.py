@@ -1,4 +1,5 @@
-"""How much of the host one step goes through: functions executed, and frames from the command down to the log-probabilities.
+"""How much of the host one step goes through: functions executed, and frames and files from the command down to the
+log-probabilities.
 
     python benchmarks/step_functions.py [--list] [FLAGS of rlhf train]
 
@@ -29,7 +30,7 @@ HOST = str(Path(rlhf_host.__file__).parent)
 def main() -> None:
     show, flags = "--list" in sys.argv, [flag for flag in sys.argv[1:] if flag != "--list"]
     executed: set[tuple[str, str]] = set()
-    deepest = 0
+    deepest: list[str] = []
     tracing = False
     take_step, token_logprobs = Loop._take_step, output_heads.token_logprobs
 
@@ -51,7 +52,8 @@ def main() -> None:
         nonlocal deepest
         stacks = {threading.get_ident(), threading.main_thread().ident}
         frames = sys._current_frames()
-        deepest = max(deepest, sum(_host_frames(frames[ident]) for ident in stacks if ident is not None))
+        found = [file for ident in stacks if ident is not None for file in _host_files(frames[ident])]
+        deepest = max(deepest, found, key=len)
         return token_logprobs(*arguments, **options)
 
     Loop._take_step, output_heads.token_logprobs = traced, measured  # type: ignore[method-assign]
@@ -61,18 +63,22 @@ def main() -> None:
         run(Path(folder), flags)
     sys.setprofile(None)
     by_folder = collections.Counter(path.split("/")[0] for path, _ in executed)
-    print(f"{len(executed)} host functions in a step, {deepest} host frames down to token_logprobs")
+    down = f"{len(deepest)} host frames in {len(set(deepest))} files down to token_logprobs"
+    print(f"{len(executed)} host functions in a step, {down}")
     print(", ".join(f"{folder} {count}" for folder, count in by_folder.most_common()))
     if show:
         print("\n".join(f"{path} {name}" for path, name in sorted(executed)))
+        print("down to token_logprobs:", *deepest, sep="\n  ")
 
 
-def _host_frames(frame: Any) -> int:
-    count = 0
+def _host_files(frame: Any) -> list[str]:
+    """Returns the file of each frame of the host, the innermost first."""
+    files = []
     while frame is not None:
-        count += frame.f_code.co_filename.startswith(HOST)
+        if frame.f_code.co_filename.startswith(HOST):
+            files.append(f"{frame.f_code.co_filename.removeprefix(HOST).lstrip('/')}")
         frame = frame.f_back
-    return count
+    return files
 
 
 def run(folder: Path, flags: list[str]) -> None:
