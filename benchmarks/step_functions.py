@@ -4,7 +4,8 @@ log-probabilities.
     python benchmarks/step_functions.py [--list] [FLAGS of rlhf train]
 
 A run of three steps on a tiny model; the second is traced. A function counts once however often it runs; comprehensions do not
-count. Frames are those of the host on the controller's thread, down to where it waits, and on the thread that computes.
+count. Frames are those of the host on the controller's thread, down to where it waits, and on the thread that computes. On a
+machine that is busy, a step of more than five seconds also counts the three functions that watch slow rollouts.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
         lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
     if not config.eval.data.sources:
         lines.append("no evaluation data: give --eval.data PATH or --data PATH")
-    if not (config.eval.reward or config.reward or any(not own.rewards for _, own in manager.each("needs"))):
+    if not (config.eval.reward or config.reward or any(not own.rewards for own in manager.needs().values())):
         lines.append("nothing judges the answers: give --reward NAME")
     fail(lines)
 
@@ -91,7 +91,7 @@ def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]
 
 
 def _server_refusals(manager: PluginManager) -> Iterator[str]:
-    for key in (key for key, own in manager.each("needs") if AgentNeeds.of(own).server):
+    for key in (key for key, own in manager.needs().items() if AgentNeeds.of(own).server):
         try:
             find_server()
         except PluginError as error:
@@ -136,7 +136,7 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
     if not saved:
         yield from _server_refusals(manager)
     yield from _role_refusals(config, needs)
-    for key, own in manager.each("needs"):
+    for key, own in manager.needs().items():
         if (least := own.min_group_size) > config.rollout.n:
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
 
@@ -178,7 +178,7 @@ def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> It
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """Yields what makes ``Needs(on_policy=True)`` untrue."""
-    for key in (key for key, own in manager.each("needs") if own.on_policy):
+    for key in (key for key, own in manager.needs().items() if own.on_policy):
         rule = f"{key} is right only for the weights that sampled"
         if config.train.updates_per_batch > 1:
             yield f"{rule}, and {updates_text(config.train)} updates per batch: set both to 1"
@@ -188,7 +188,7 @@ def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:
 
 def _idle_corrections(manager: PluginManager) -> Iterator[str]:
     """Corrections that no loss term of the algorithm takes."""
-    needs = dict(manager.each("needs"))
+    needs = manager.needs()
     for algo in (item for item in manager.loaded if item.kind == "algo"):
         taken = AlgoNeeds.of(needs.get(algo.key)).weights
         accepts = "none" if taken is None else "only weights of whole rows"
@@ -306,7 +306,7 @@ def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """Settings that a plugin declares to be wrong for it: the host's, or options of an extension, ``NAME.OPTION``."""
     settings, installed = config.model_dump(), Names().plugins
     decided = {"train.old_logprobs": config.old_logprobs_mode}
-    for key, own in manager.each("needs"):
+    for key, own in manager.needs().items():
         for forbidden in own.forbids:
             section, *rest = forbidden.setting.split(".")
             sections = {forbidden.setting: settings[section]} if section in settings else {}

@@ -28,7 +28,7 @@ def decide_old_logprobs(config: RunConfig, manager: PluginManager) -> Iterator[s
 
 def _unfit(manager: PluginManager) -> dict[str, tuple[str, str]]:
     """Returns what old log-probabilities may not be → the plugin that says so, and why."""
-    forbids = [(key, forbidden) for key, own in manager.each("needs") for forbidden in own.forbids]
+    forbids = [(key, forbidden) for key, own in manager.needs().items() for forbidden in own.forbids]
     return {each.value: (key, each.why) for key, each in forbids if each.setting == OLD_LOGPROBS}
 
 
@@ -45,7 +45,7 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
     if not needs.samples or config.from_trajectories is not None:
         yield f"{rule}, and nothing is sampled: leave --async-depth out"
         return
-    for key in (key for key, own in manager.each("needs") if own.on_policy):
+    for key in (key for key, own in manager.needs().items() if own.on_policy):
         yield f"{rule}, and {key} is right only for the weights that sampled: leave --async-depth out"
     mode = config.old_logprobs_mode
     if mode != "sampler" and not manager.has("importance_weights"):
@@ -56,7 +56,7 @@ def _async_refusals(config: RunConfig, manager: PluginManager, needs: Needs, tra
         yield f"{rule}, and engine {config.engine.name} sleeps while the trainer works: leave one of the two out"
     for key in manager.names("draw_tasks"):
         yield f"{rule}, and {key} chooses tasks by what was trained before: leave --async-depth out"
-    safe = {key for key, own in manager.each("needs") if RewardNeeds.of(own).overlap_safe}
+    safe = {key for key, own in manager.needs().items() if RewardNeeds.of(own).overlap_safe}
     for key in manager.names("state_dict"):
         hooks = [hook for hook, rule in RULES.items() if rule.ahead and key in manager.names(hook)]
         if hooks and key not in manager.names("draw_tasks") and not (hooks == ["score"] and key in safe):

@@ -41,7 +41,7 @@ def updates_text(train: TrainConfig) -> str:
 def _without_ratio(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     """Several updates on a batch, of which the later ones train what other weights sampled."""
     for key in (
-        key for key, own in manager.each("needs") if not AlgoNeeds.of(own).ratio and config.train.updates_per_batch > 1
+        key for key, own in manager.needs().items() if not AlgoNeeds.of(own).ratio and config.train.updates_per_batch > 1
     ):
         yield (
             f"{updates_text(config.train)} updates per batch, and the loss of {key} has no ratio: nothing corrects the later"

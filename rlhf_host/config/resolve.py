@@ -288,7 +288,7 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
     merged = AlgoNeeds()
     roles: dict[str, tuple[str, RoleNeed]] = {}
     data_from = ""
-    for key, needs in manager.each("needs"):
+    for key, needs in manager.needs().items():
         if needs.kinds and (kind := manager.by_key[key].kind) not in needs.kinds:
             raise PluginError(f"{key} returns {type(needs).__name__} from needs, which is not for {a(kind)}: return Needs")
         own = AlgoNeeds.of(needs)

@@ -6,15 +6,14 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator
 
-from rlhf_host.records.sampling import RULES
+from rlhf_host.records.sampling import broken_rule
 
 
 def _unlike(name: str) -> AfterValidator:
     """Refuses what no engine samples with."""
-    fits, rule = RULES[name]
 
     def check(value: Any) -> Any:
-        if not fits(value):
+        if rule := broken_rule(name, value):
             raise ValueError(f"should be {rule}")
         return value
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,6 +70,9 @@ class EmbeddedEngine:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         request = Request(tuple(token_ids), sampling, key)
         check_request(request, engine="transformers", vocabulary=self._vocabulary, context_length=self.context_length)
+        room = self.context_length - len(request.token_ids)
+        if sampling.max_new_tokens > room:
+            request = replace(request, sampling=replace(sampling, max_new_tokens=room))
         return await self._waves.submit(request)
 
     def set_version(self, version: int) -> None:
@@ -104,26 +108,21 @@ class EmbeddedEngine:
         done.result()
 
     def _take_in(self) -> None:
+        """Loads weights that have come meanwhile. Raises ``RunError`` if the module has none of this run."""
         while self._incoming:
             self._incoming.popleft()()
+        if self.version < 0:
+            raise RunError("engine transformers has no weights of this run (never synced, or a sync failed): sync it first")
 
     def _replace_weights(self, buckets: Buckets, version: int) -> None:
         self.version = -1
         copy_weights(self.model, buckets)
         self.set_version(version)
 
-    def _require_weights(self) -> None:
-        if self.version < 0:
-            raise RunError("engine transformers has no weights of this run (never synced, or a sync failed): sync it first")
-
-    def _limit(self, request: Request) -> int:
-        """Returns the maximum of new tokens: the requested number, or the positions that the model has left."""
-        return min(request.sampling.max_new_tokens, self.context_length - len(request.token_ids))
-
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
-        self._require_weights()
+        self._take_in()
         started, use = time.perf_counter(), self._use
-        longest = max(len(request.token_ids) + self._limit(request) for request in requests)
+        longest = max(len(request.token_ids) + request.sampling.max_new_tokens for request in requests)
         autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
         try:
             decoder = self._kernels.decoder(self.model, use, longest)
@@ -143,13 +142,13 @@ class EmbeddedEngine:
             batch: list[int] = []
             tokens, prompts = 0, set[tuple[int, ...]]()
             for i in (i for i, own_length in enumerate(lengths) if own_length == length):
-                prompt = requests[i].token_ids
-                own = self._limit(requests[i]) + (0 if prompt in prompts else len(prompt))
+                prompt, limit = requests[i].token_ids, requests[i].sampling.max_new_tokens
+                own = limit + (0 if prompt in prompts else len(prompt))
                 full = self.options.max_batch_tokens is not None and tokens + own > self.options.max_batch_tokens
                 if batch and (full or len(batch) == self.options.max_batch_size):
                     yield batch
                     batch, tokens, prompts = [], 0, set()
-                    own = self._limit(requests[i]) + len(prompt)
+                    own = limit + len(prompt)
                 batch.append(i)
                 prompts.add(prompt)
                 tokens += own
@@ -161,7 +160,7 @@ class EmbeddedEngine:
         # Drawing works in float64, which MPS does not have.
         home = next(self.model.parameters()).device
         device = torch.device("cpu") if home.type == "mps" else home
-        rows = OpenRows({i: requests[i] for i in indices}, self._limit, self._eos, self.tokenizer, device)
+        rows = OpenRows({i: requests[i] for i in indices}, self._eos, self.tokenizer, device)
         version = self.version
         logits = self._prefill(decoder, rows, home)
         while True:
@@ -182,7 +181,6 @@ class EmbeddedEngine:
             if kept is not None:
                 decoder.keep(kept.to(home))
             self._take_in()
-            self._require_weights()
             changed, version = version != self.version, self.version
             if changed:
                 self._refresh(decoder)

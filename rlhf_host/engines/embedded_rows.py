@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,19 +21,11 @@ class OpenRows:
 
     Args:
         requests: by their number in the wave.
-        limit: returns the maximum of new tokens of a request.
         end_tokens: end a row, beside its own stop tokens.
         device: device on which tokens are drawn.
     """
 
-    def __init__(
-        self,
-        requests: Mapping[int, Request],
-        limit: Callable[[Request], int],
-        end_tokens: Iterable[int],
-        tokenizer: Any,
-        device: torch.device,
-    ):
+    def __init__(self, requests: Mapping[int, Request], end_tokens: Iterable[int], tokenizer: Any, device: torch.device):
         self.device, self._tokenizer = device, tokenizer
         places = {ids: place for place, ids in enumerate(dict.fromkeys(one.token_ids for one in requests.values()))}
         self.prompts = list(places)
@@ -41,7 +33,7 @@ class OpenRows:
         self._row_of = {number: row for row, number in enumerate(self._numbers)}
         self._requests = rows = [requests[number] for number in self._numbers]
         self.prompt_of_row = torch.tensor([places[row.token_ids] for row in rows], device=device)
-        limits = [limit(row) for row in rows]
+        limits = [row.sampling.max_new_tokens for row in rows]
         self.longest = max(limits)
         """New tokens of the row with the highest limit."""
 

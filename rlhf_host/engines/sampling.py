@@ -19,14 +19,11 @@ class Sampler:
     """The sampling parameters of a batch's rows, as tensors; rows leave through ``keep``."""
 
     def __init__(self, rows: Sequence[Sampling], device: torch.device):
-        def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
-        self.greedy = column([row.temperature == 0 for row in rows], torch.bool)
-        self.temperature = column([row.temperature or 1.0 for row in rows], torch.float32)
-        self.top_k = column([row.top_k for row in rows], torch.int64)
-        self.top_p = column([row.top_p for row in rows], torch.float64)
-        self.min_p = column([row.min_p for row in rows], torch.float32)
+        self.greedy = torch.tensor([row.temperature == 0 for row in rows], device=device)
+        self.temperature = torch.tensor([row.temperature or 1.0 for row in rows], dtype=torch.float32, device=device)
+        self.top_k = torch.tensor([row.top_k for row in rows], device=device)
+        self.top_p = torch.tensor([row.top_p for row in rows], dtype=torch.float64, device=device)
+        self.min_p = torch.tensor([row.min_p for row in rows], dtype=torch.float32, device=device)
         # What no row of the wave uses costs nothing per step.
         self.scales = any(row.temperature not in (0, 1.0) for row in rows)
         self.some_greedy = any(row.temperature == 0 for row in rows)

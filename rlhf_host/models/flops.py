@@ -32,27 +32,16 @@ def peak_flops(device: torch.device) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightCounts:
-    """Numbers of the matrices that a token is multiplied with."""
-
-    all: float = 0.0
-    trained: float = 0.0
-
-    @property
-    def flops(self) -> float:
-        """Operations per token: two forward, two for the gradient of the input, two for the gradient of a trained weight."""
-        return 4 * self.all + 2 * self.trained
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFlops:
     """PaLM's count, ``6N + 12·L·H·Q·T`` per token (arXiv:2204.02311, appendix B): the operations that the model needs, with
     nothing computed twice. Lookup tables are left out. Only the experts that a token uses count. Only predicted tokens reach
     the head.
     """
 
-    body: WeightCounts
-    head: WeightCounts
+    body: float
+    """Operations per token: two for each weight forward, two for its input's gradient, two for its own where it is trained."""
+    head: float
+    """The same for the head, per predicted token."""
     attention: int
     """``L·H·Q``: layers, heads, and the width of a head."""
 
@@ -66,7 +55,7 @@ class ModelFlops:
         config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
         of_head = {id(weight) for weight in head}
         tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)} - of_head
-        sizes = {"body": [0.0, 0.0], "head": [0.0, 0.0]}
+        flops = {"body": 0.0, "head": 0.0}
         for name, weight in model.named_parameters():
             if id(weight) in tables or weight.dim() < 2:
                 continue
@@ -75,13 +64,11 @@ class ModelFlops:
                 if (share := _experts_used(config)) is None:
                     return None
                 size *= share
-            whole = sizes["head" if id(weight) in of_head else "body"]
-            whole[0] += size
-            whole[1] += size * weight.requires_grad
+            flops["head" if id(weight) in of_head else "body"] += (6 if weight.requires_grad else 4) * size
         count = getattr(config, "num_hidden_layers", 0)
         several = getattr(config, "is_heterogeneous", False)
         widths = (_attention_width(config.per_layer_config[layer] if several else config) for layer in range(count))
-        return cls(WeightCounts(*sizes["body"]), WeightCounts(*sizes["head"]), sum(widths))
+        return cls(flops["body"], flops["head"], sum(widths))
 
     def training(self, prompts: Sequence[int], rows: Sequence[tuple[int, int]], predicted: int) -> float:
         """Returns the operations of one pass forward and backward.
@@ -93,7 +80,7 @@ class ModelFlops:
         """
         tokens = sum(prompts) + sum(count for _, count in rows)
         seen = sum(length * length for length in prompts) + sum(length * count for length, count in rows)
-        return tokens * self.body.flops + predicted * self.head.flops + 12 * self.attention * seen
+        return tokens * self.body + predicted * self.head + 12 * self.attention * seen
 
 
 def _attention_width(config: Any) -> int:

@@ -200,17 +200,6 @@ def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | No
     return [numbers.setdefault((group, tuple(ids)), len(numbers)) for group, ids in zip(groups, prompt_ids, strict=True)]
 
 
-def padded_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
-    """Returns the number of tokens computed in the padded layout."""
-    return len(lengths) * max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
-
-
-def shared_tokens(prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> int:
-    """Returns the number of tokens computed in the shared layout."""
-    prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
-    return sum(prompts.values()) + sum(lengths)
-
-
 def to_device(layout: Layout, device: torch.device) -> Layout:
     """Returns the layout with its tensors on ``device``."""
 

@@ -40,7 +40,7 @@ class ScalarHead:
         """Returns how many completion tokens of each row the model must compute: all, because each may have its own score."""
         return list(completion_lens)
 
-    def read(self, line: Line, states: Tensor, wanted: Wanted) -> Tensors:
+    def read(self, line: Line, wanted: Wanted, states: Tensor) -> Tensors:
         """Returns ``[C]`` for completion tokens, and ``[B]`` for rows."""
         places = {"values": line.predicts, "scores": line.scored, "bootstrap": line.last, "token_scores": line.own}
         hidden = {name: states.index_select(0, at) for name, at in places.items() if name in wanted.outputs}
@@ -72,34 +72,31 @@ class LanguageHead:
         """Returns how many completion tokens of each row the model must compute: nothing is predicted from the last one."""
         return [max(0, length - 1) for length in completion_lens]
 
-    def read(self, line: Line, states: Tensor, wanted: Wanted) -> Tensors:
-        """Returns ``[C, ...]`` for completion tokens. The log-probabilities of a role in ``wanted.others`` are called ``of
-        ROLE``.
+    def read(self, line: Line, wanted: Wanted, states: Tensor) -> Tensors:
+        """Returns ``[C, ...]`` for completion tokens, from hidden states, or from logits without a head. The log-probabilities
+        of a role in ``wanted.others`` are called ``of ROLE``.
         """
-        hidden, targets, results = states.index_select(0, line.predicts), line.targets, {}
+        hidden, targets, results, head = states.index_select(0, line.predicts), line.targets, dict[str, Tensor](), self._head
         if others := wanted.others:
             device = line.mask.device
             columns = [targets.unsqueeze(-1), *(topk.ids.to(device)[line.mask] for topk in others.values())]
             targets = torch.cat(columns, -1)
         if wanted.outputs & {"logprobs", "entropy"}:
-            results = self._logprobs(hidden, targets, wanted)
+            settings: dict[str, Any] = {"with_entropy": "entropy" in wanted.outputs, "entropy_grad": wanted.entropy_grad}
+            if head is None:
+                logprobs, entropy = logprobs_of_logits(hidden, targets, wanted.temperature, **settings)
+            else:
+                settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
+                weight, bias = head.linear.weight, head.linear.bias
+                logprobs, entropy = token_logprobs(hidden, weight, bias, targets, wanted.temperature, **settings)
+            results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
         if others:
             logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
             results["logprobs"] = logprobs.squeeze(-1)
             results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
         if "logits" in wanted.outputs:
-            results["logits"] = hidden.float() if self._head is None else self._head(hidden, self._autocast)
+            results["logits"] = hidden.float() if head is None else head(hidden, self._autocast)
         return results
-
-    def _logprobs(self, hidden: Tensor, targets: Tensor, wanted: Wanted) -> Tensors:
-        settings: dict[str, Any] = {"with_entropy": "entropy" in wanted.outputs, "entropy_grad": wanted.entropy_grad}
-        if (head := self._head) is None:
-            logprobs, entropy = logprobs_of_logits(hidden, targets, wanted.temperature, **settings)
-        else:
-            settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
-            weight, bias = head.linear.weight, head.linear.bias
-            logprobs, entropy = token_logprobs(hidden, weight, bias, targets, wanted.temperature, **settings)
-        return {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
 
     def topk(self, line: Line, states: Tensor, k: int, temperature: float) -> Tensors:
         """Returns ``[C, k]``: the likeliest tokens at every completion token."""

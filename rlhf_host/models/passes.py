@@ -27,10 +27,8 @@ from rlhf_host.models.layouts import (
     all_places,
     own_places,
     padded_layout,
-    padded_tokens,
     score_places,
     shared_layout,
-    shared_tokens,
     sharing_of,
     to_device,
     without_last,
@@ -82,7 +80,7 @@ class Passes:
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._examine()
-        self._flops = ModelFlops.of(model, () if self.scalar else self.head_parameters)
+        self._flops = ModelFlops.of(model, () if self.head.scalar else self.head.parameters)
 
     def under(self, adapter: str | None) -> Passes:
         """Returns the same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
@@ -115,16 +113,8 @@ class Passes:
         self._verdicts: dict[int, Verdict] = {}
         self._verdict: Verdict | None = None
         self._prepared_for = 0
-
-    @property
-    def scalar(self) -> bool:
-        """True if the model has a scalar head, and so no log-probabilities."""
-        return self.head.scalar
-
-    @property
-    def head_parameters(self) -> tuple[nn.Parameter, ...]:
-        """Parameters that are used outside of their own module's forward."""
-        return self.head.parameters
+        self.one_by_one = False
+        """Rows beside each other would change each other, so that each needs its own pass."""
 
     def go_through(self, backend: Backend, ranks: Ranks) -> None:
         """Sends every pass through the backend, once per pass, whatever its outputs: weights are whole only there."""
@@ -145,7 +135,8 @@ class Passes:
         length = min(sound, default=tried)
         if length not in self._verdicts:
             self._verdicts[length] = self._try(length)
-        self._verdict, self._prepared_for = self._verdicts[length], longest
+        self._verdict = verdict = self._verdicts[length]
+        self._prepared_for, self.one_by_one = longest, verdict.padded is None and verdict.shared is None
 
     def _try(self, length: int) -> Verdict:
         verdict = self._verdict_of(length, exact=self.exact)
@@ -168,11 +159,6 @@ class Passes:
         hidden = partial(self._hidden, exact=exact)
         return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
 
-    @property
-    def one_by_one(self) -> bool:
-        """True if rows beside each other would change each other, so that each needs its own pass."""
-        return self._verdict is not None and self._verdict.padded is None and self._verdict.shared is None
-
     def cost(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> int:
@@ -180,10 +166,7 @@ class Passes:
         model with a scalar head.
         """
         sharing = sharing_of(prompt_ids, group_id)
-        lengths = self.head.computed(completion_lens)
-        if self._shares(prompt_ids, lengths, sharing):
-            return shared_tokens(prompt_ids, lengths, sharing)
-        return padded_tokens(prompt_ids, lengths)
+        return self._layout(prompt_ids, self.head.computed(completion_lens), sharing)[1]
 
     def flops(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
@@ -195,16 +178,21 @@ class Passes:
         counts = self.head.computed(completion_lens)
         rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
         predicted = sum(completion_lens)
-        if self._shares(prompt_ids, counts, sharing):
+        shares, _ = self._layout(prompt_ids, counts, sharing)
+        if shares:
             return self._flops.training([*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()], rows, predicted)
         return self._flops.training((), [(length, length) for length, _ in rows], predicted)
 
-    def _shares(self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> bool:
+    def _layout(self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> tuple[bool, int]:
+        """Returns True if the rows share prompts in the layout with the least to compute, and the number of its tokens."""
+        prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
+        longest = max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
+        shared, padded = sum(prompts.values()) + sum(lengths), len(lengths) * longest
         if self.shared_prefix == "off" or (self._verdict is not None and self._verdict.shared is None):
-            return False
+            return False, padded
         if self.shared_prefix == "on" or (self._verdict is not None and self._verdict.padded is None):
-            return True
-        return shared_tokens(prompt_ids, lengths, sharing) <= WORTHWHILE * padded_tokens(prompt_ids, lengths)
+            return True, shared
+        return (True, shared) if shared <= WORTHWHILE * padded else (False, padded)
 
     def forward(
         self,
@@ -251,7 +239,9 @@ class Passes:
         if line is None:
             return self.head.nothing(outputs, torch.zeros(tuple(completion_ids.shape), device=self.device))
         wanted = Wanted(outputs=outputs, temperature=temperature, entropy_grad=entropy_grad, others=others)
-        read = partial(self._read, line, wanted)
+        read: Callable[[Tensor], Tensors] = partial(self.head.read, line, wanted)
+        if self.balance is not None and not self.head.scalar and torch.is_grad_enabled():
+            read = partial(self._read_routed, read)
         results = read(self._states(line)) if self._backend is None else self._through(line, read)
         whole = (*OF_ROWS, "router_loss")
         results = {name: value if name in whole else _spread(value, line.mask) for name, value in results.items()}
@@ -260,14 +250,10 @@ class Passes:
         }
         return Outputs(**results, others=distributions)
 
-    def _read(self, line: Line, wanted: Wanted, states: Tensor) -> Tensors:
-        """Returns ``[C, ...]`` for completion tokens, and ``[B]`` for rows, from hidden states, or from logits if no head is
-        known.
-        """
-        results = self.head.read(line, states, wanted)
-        if self.balance is not None and not self.scalar and torch.is_grad_enabled():
-            results["router_loss"] = self.balance.loss()
-        return results
+    def _read_routed(self, read: Callable[[Tensor], Tensors], states: Tensor) -> Tensors:
+        """Adds the loss of the routers to what ``read`` returns."""
+        assert self.balance is not None
+        return {**read(states), "router_loss": self.balance.loss()}
 
     def topk(
         self,
@@ -325,7 +311,8 @@ class Passes:
         with_scores, whole = whole, whole or self.one_by_one  # where a row's length matters
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded
-        if self._shares(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing):
+        shares, _ = self._layout(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing)
+        if shares:
             make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
         rows = [(prompt_ids, completions, lengths)]
         if compute is None:

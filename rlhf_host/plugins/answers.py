@@ -46,27 +46,28 @@ def other_items(kind: Items, answer: Any) -> str | None:
     return None
 
 
-class Untouched:
-    """Tensors in a hook's arguments, which other plugins and the host use too."""
-
-    def __init__(self, arguments: Iterable[Any]):
-        self._arguments = list(arguments)
-        self._before = _stamps(self._arguments)
-
-    def changed(self) -> str | None:
-        """Returns the name of one that was changed in place or replaced since."""
-        for (name, tensor, version), (_, now, after) in zip(self._before, _stamps(self._arguments), strict=False):
-            if tensor is not now or version != after:
-                return name
-        return None
+Versions = list[tuple[str, Any, int]]
+"""Tensors with their names and versions; any change in place raises a tensor's version."""
 
 
-def _stamps(arguments: Iterable[Any]) -> list[tuple[str, Any, int]]:
-    """Returns every tensor with its version, which any change in place raises."""
-    tensors = [("logprobs", value) for policies in arguments if isinstance(policies, PolicyLogprobs) for value in policies]
-    for batch in (value for value in arguments if isinstance(value, Batch)):
-        fields = [(each.name, getattr(batch, each.name)) for each in fields_of(batch)]
+def versions(arguments: Mapping[str, Any]) -> Versions:
+    """Returns the tensors in a hook's arguments that other plugins and the host use too: all but the rewards passed on."""
+    tensors = []
+    for argument, value in arguments.items():
+        if isinstance(value, PolicyLogprobs):
+            tensors += [(argument, each) for each in value]
+        if not isinstance(value, Batch):
+            continue
+        fields = [(each.name, getattr(value, each.name)) for each in fields_of(value)]
         nested = [(name, value) for name, values in fields if isinstance(values, Mapping) for value in values.values()]
         nested += [(name, value) for name, values in nested if isinstance(values, Mapping) for value in values.values()]
-        tensors += [(name, value) for name, value in fields + nested if hasattr(value, "_version")]
-    return [(name, tensor, tensor._version) for name, tensor in tensors]
+        tensors += fields + nested
+    return [(name, tensor, tensor._version) for name, tensor in tensors if hasattr(tensor, "_version")]
+
+
+def changed(before: Versions, after: Versions) -> str | None:
+    """Returns the name of a tensor that was changed in place or replaced."""
+    for (name, tensor, version), (_, now, later) in zip(before, after, strict=False):
+        if tensor is not now or version != later:
+            return name
+    return None

@@ -23,13 +23,14 @@ from pluggy import HookimplOpts
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError, RunError, UserError, near_matches
 from rlhf_host.hookspecs import RULES
-from rlhf_host.plugins.answers import Untouched, other_answer
+from rlhf_host.plugins.answers import changed, other_answer, versions
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.moved import moved, moved_field
 from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.records.episodes import EpisodeFailed
+from rlhf_host.records.needs import Needs
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class PluginManager:
         self._pluggy.add_hookspecs(hookspecs)
         self._parts: dict[str, dict[str, _Part]] = {hook: {} for hook in RULES}
         self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
-        self._trained: dict[str, frozenset[str]] = {}
+        self._needs: dict[str, Needs | None] = {}
         self.awaited = Counter[tuple[str, str]]()
         """Plugin and hook → calls of ``acall`` that have no answer yet."""
         self.silenced: set[str] = set()
@@ -135,14 +136,15 @@ class PluginManager:
     def names_for(self, hook: str, role: str) -> list[str]:
         """Returns keys of the plugins that implement ``hook`` and train the role: those whose ``needs`` have it as trainable, and
         for the actor also those that train no role of their own."""
-        return [key for key in self._parts[hook] if role in self._trained_by(key)]
+        trained = {key: {need.name for need in own.roles if need.trainable} for key, own in self.needs().items()}
+        return [key for key in self._parts[hook] if role in (trained.get(key) or {"actor"})]
 
-    def _trained_by(self, key: str) -> frozenset[str]:
-        if key not in self._trained:
-            needs = self.call(key, "needs")
-            roles = frozenset(need.name for need in needs.roles if need.trainable) if needs is not None else frozenset()
-            self._trained[key] = roles or frozenset({"actor"})
-        return self._trained[key]
+    def needs(self) -> dict[str, Needs]:
+        """Key → the plugin's ``needs``. Each is asked once, because they do not change."""
+        for key in self._parts["needs"]:
+            if key not in self._needs:
+                self._needs[key] = self.call(key, "needs")
+        return {key: needs for key in self._parts["needs"] if (needs := self._needs[key]) is not None}
 
     def hooks(self, key: str) -> list[str]:
         """Returns the hooks that the plugin implements or wraps, in the order of the contract."""
@@ -162,7 +164,7 @@ class PluginManager:
         rule = RULES[hook]
         # Lists and dicts are each plugin's own; of tensors a copy would cost too much, but for the rewards that are passed on.
         own = {name: value.copy() if type(value) in (list, dict) else value for name, value in kwargs.items()}
-        tensors = Untouched(value for name, value in own.items() if name != "rewards")
+        before = versions(own)
         try:
             results = (self._callers.get((key, hook)) or self._caller(key, hook))(**own)
             if not isinstance(results, list):
@@ -172,7 +174,7 @@ class PluginManager:
                 answer = list(answer)
         except BaseException as error:
             self._raise_named(error, key, hook)
-        if (name := tensors.changed()) is not None:
+        if (name := changed(before, versions(own))) is not None:
             self.refuse_answer(key, hook, f"changed {name} in {hook}, which the other plugins and the host use: work on a copy")
         if inspect.iscoroutine(answer) and not (rule.awaited or rule.threaded):
             answer.close()

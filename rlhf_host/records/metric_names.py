@@ -70,13 +70,11 @@ class RowMetrics:
     def beside(self, host: Mapping[str, float], means: Mapping[str, float]) -> dict[str, float]:
         """Returns all of them. A name that the host has used becomes ``plugin/NAME``."""
         self._host |= host.keys()
-        own = {self._free(name): value for name, value in means.items() if self._names.takes(name)}
+        own = {}
+        for name in filter(self._names.takes, means):
+            taken = name in self._host or name.startswith(("eval/", "plugin/"))
+            if taken and name not in self._said:
+                self._said.add(name)
+                log.warning("a metric %r of rows has the name of one of the run's own: it is called 'plugin/%s'", name, name)
+            own[f"plugin/{name}" if taken else name] = means[name]
         return {**own, **host}
-
-    def _free(self, name: str) -> str:
-        if name not in self._host and not name.startswith(("eval/", "plugin/")):
-            return name
-        if name not in self._said:
-            self._said.add(name)
-            log.warning("a metric %r of rows has the name of one of the run's own: it is called 'plugin/%s'", name, name)
-        return f"plugin/{name}"

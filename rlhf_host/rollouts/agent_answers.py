@@ -52,7 +52,9 @@ def step_problem(step: Step, vocabulary: int) -> str:
 
 
 def told_problem(row: Trajectory) -> str:
-    """Returns what is wrong with the rewards, scores or metrics that an agent gives a row, or an empty string."""
+    """Returns what is wrong with the rewards, score or metrics that an agent gives a row, or an empty string. Converts them to
+    types that files can hold.
+    """
     for name, value in row.metrics.items():
         if not isinstance(name, str):
             return f"gave a metric with the name {name!r}; a name is a text"
@@ -64,14 +66,10 @@ def told_problem(row: Trajectory) -> str:
         return f"gave {odd[0]!r} as a reward; a reward is a number"
     if row.score is not None and not (isinstance(row.score, float | Real) and 0.0 <= row.score <= 1.0):
         return f"gave the score {row.score!r}; a score lies in [0, 1]"
-    return ""
-
-
-def make_plain(row: Trajectory) -> None:
-    """Converts numbers to types that files can hold."""
     row.metrics = {name: float(value) for name, value in row.metrics.items()}
     row.agent_rewards = [None if value is None else float(value) for value in row.agent_rewards]
     row.score = None if row.score is None else float(row.score)
+    return ""
 
 
 def branch_problem(row: Trajectory, rows: Sequence[Trajectory]) -> str:

@@ -15,6 +15,7 @@ from rlhf_host.data.stream import Draw
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
+from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.gate import Barrier
@@ -47,6 +48,8 @@ class Collected:
 
     groups: list[Group] = field(default_factory=list)
     drawn: int = 0
+    first: int = 0
+    """Number of the first draw in the run."""
     trajectories: int = 0
     unjudged: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
@@ -84,18 +87,18 @@ class Collected:
         """Returns the trajectories of the kept groups, then the unjudged ones."""
         return [trajectory for group in self.groups for trajectory in group.trajectories] + self.unjudged_rows
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, reasons: MetricNames) -> dict[str, float]:
+        """Returns the counts, by names of metrics; ``reasons``: those of filters."""
         values = {"drawn": self.drawn, "groups": len(self.groups), "unjudged": self.unjudged.total()}
         values |= {"finished": 0, "truncated": 0, "failed": 0} | self.states | {"dropped": self.dropped.total()}
-        values |= {f"dropped/{reason}": count for reason, count in self.dropped.items()}
-        return {f"rollout/{name}": float(value) for name, value in values.items()} | self._of_agents()
-
-    def _of_agents(self) -> dict[str, float]:
-        """Returns means per episode; nothing if each episode was one call."""
+        for reason, count in self.dropped.items():
+            name = f"dropped/{reason if reasons.takes(reason) else 'others'}"
+            values[name] = values.get(name, 0) + count
+        metrics = {f"rollout/{name}": float(value) for name, value in values.items()}
         episodes = sum(self.states[name] for name in ("finished", "truncated", "failed"))
         if set(self.events) <= {"calls", "rows"} and all(count <= episodes for count in self.events.values()):
-            return {}
-        return {f"agent/{name}": count / episodes for name, count in self.events.items()}
+            return metrics  # each episode was one call
+        return metrics | {f"agent/{name}": count / episodes for name, count in self.events.items()}
 
 
 @dataclass(slots=True)
@@ -130,8 +133,6 @@ class _Playing:
     """A group that is not finished."""
 
     group_id: str
-    episodes: int
-    """Number of episodes that are not finished."""
     since: float
     what: str = "plays"
 
@@ -161,11 +162,16 @@ class Collector:
         self.in_order = bool({*self.manager.names("keep_group")} & {*self.manager.names("state_dict")})
         """True if filters must be asked in the order of the draws."""
 
-    async def fill(self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext) -> Collected:
+    async def fill(
+        self, draw: Callable[[int], Sequence[Draw]], groups: int, context: ScoreContext, first: int = 0
+    ) -> Collected:
         """Collects groups until ``groups`` are kept, in rounds of draws, each replacing what the last one dropped. Raises
         ``RunError`` if too many trajectories are unjudged, or if the refills are used up with nothing kept.
+
+        Args:
+            first: number of the first draw in the run.
         """
-        collected = Collected()
+        collected = Collected(first=first)
         budget = groups * (1 + self.settings.max_refills)
         while len(collected.groups) < groups and collected.drawn < budget:
             wanted = min(groups - len(collected.groups), budget - collected.drawn)
@@ -179,15 +185,15 @@ class Collector:
             self.episodes.agent_key(draw.task)  # an unknown agent is refused before anything starts
         numbers = range(into.drawn, into.drawn + len(draws))
         into.drawn += len(draws)
-        opened = self._open([f"{self.split}-{context.step}-{number}" for number in numbers])
+        opened = [_Playing(f"{self.split}-{context.step}-{number}", time.monotonic()) for number in numbers]
+        self.open.update(opened)
         try:
             playing = [self._play(group, draw, context) for group, draw in zip(opened, draws, strict=True)]
             over = await self.watched(side_by_side("scoring a group", playing), len(draws))
         finally:
-            for group in opened:
-                self._close(group)
+            self.open.difference_update(opened)
         for number, played in zip(numbers, over, strict=True):
-            self.settle(number, played, into)
+            self.settle(into.first + number, played, into)
         self.check(into, context)
 
     def check(self, into: Collected, context: ScoreContext) -> None:
@@ -206,21 +212,11 @@ class Collector:
 
     def begin(self, group_id: str, draw: Draw, context: ScoreContext) -> asyncio.Task[Played]:
         """Starts playing and scoring a draw's episodes, concurrently with other work."""
-        [group] = self._open([group_id])
+        group = _Playing(group_id, time.monotonic())
+        self.open.add(group)
         task = asyncio.create_task(self._play(group, draw, context))
-        task.add_done_callback(lambda _: self._close(group))  # a task that is cancelled at once never begins
+        task.add_done_callback(lambda _: self.open.discard(group))  # a task that is cancelled at once never begins
         return task
-
-    def _open(self, group_ids: Sequence[str]) -> list[_Playing]:
-        groups = [_Playing(group_id, self.n, time.monotonic()) for group_id in group_ids]
-        self.open.update(groups)
-        self.gate.expect(self.n * len(groups))
-        return groups
-
-    def _close(self, group: _Playing) -> None:
-        if group in self.open:
-            self.open.remove(group)
-            self.gate.expect(-group.episodes)
 
     async def _play(self, group: _Playing, draw: Draw, context: ScoreContext) -> Played:
         group_id = group.group_id
@@ -240,8 +236,6 @@ class Collector:
                 return []
             finally:
                 self.over += 1
-                group.episodes -= 1
-                self.gate.expect(-1)
 
         try:
             episodes = await side_by_side(f"an episode of the group {group_id}", [play(sample) for sample in range(self.n)])
@@ -250,7 +244,7 @@ class Collector:
             async with self.scoring.passing() if self.scoring is not None else nullcontext():
                 await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         finally:
-            self._close(group)
+            self.open.discard(group)
         self.over += 1
         self.groups_over += 1
         return Played(Group(group_id, draw.task, trajectories), failed, states)

@@ -108,8 +108,8 @@ class Call:
         ids: list[int] = []
         for call in self.line:
             if call.parent is not None and call.parent.generation is not None:
-                ids += call.parent.generation.token_ids
-            ids += call.added
+                ids.extend(call.parent.generation.token_ids)
+            ids.extend(call.added)
         return ids
 
 

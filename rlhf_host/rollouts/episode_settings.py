@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, RolloutConfig
-from rlhf_host.records.episodes import NoRoom, Sampling
+from rlhf_host.records.episodes import Sampling
 from rlhf_host.rollouts.gate import Gate
 
 MOST_TOKENS = 1 << 31
@@ -27,14 +27,6 @@ class EpisodeSettings:
     """Retries and deadlines, history and format of tool calls."""
     strict: bool = False
     """If True, any exception of an agent ends the run at once."""
-
-    def fitting(self, length: int) -> Sampling:
-        """Returns the sampling for a turn after ``length`` tokens."""
-        room = self.max_tokens - length
-        if room <= 0:
-            raise NoRoom(f"the prompt has {length} tokens; no room is left of max_tokens {self.max_tokens}")
-        sampling = self.sampling
-        return sampling if room >= sampling.max_new_tokens else replace(sampling, max_new_tokens=room)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -38,7 +39,6 @@ from rlhf_host.records.numbers import Numbers
 from rlhf_host.rollouts.agent_answers import (
     branch_problem,
     is_tokens,
-    make_plain,
     step_problem,
     told_problem,
     trajectory_problem,
@@ -74,18 +74,15 @@ class Episodes:
     """Roles that generate, each with its own model."""
 
     def __post_init__(self) -> None:
+        self.vocabulary = self.model.vocabulary
         self.codec = self._codec(for_chat(self.model.tokenizer, self.settings.data))
         self._codecs: dict[str, ChatCodec] = {}
         """Codecs of tasks whose rows pass values to the chat template, by these values."""
         self.answered = 0
         self._noted: set[str] = set()
         self.agents = {item.alias: item.key for item in self.manager.loaded if item.kind == "agent"}
-        limits = {key: AgentNeeds.of(needs).episodes_at_once for key, needs in self.manager.each("needs")}
+        limits = {key: AgentNeeds.of(needs).episodes_at_once for key, needs in self.manager.needs().items()}
         self._slots = {key: asyncio.Semaphore(most) for key, most in limits.items() if most}
-
-    @property
-    def vocabulary(self) -> int:
-        return self.model.vocabulary
 
     @property
     def sampled(self) -> int:
@@ -190,28 +187,20 @@ class Episodes:
         key = self.agent_key(episode.task)
         runs = key in self.manager.names("agent_run")
         play = self._run_by_agent if runs else self._take_turns
-        expected = Expected(self.model.engine.expect, NEXT_CALL_S if runs else FIRST_CALL_S)
-        expected.begin()
-        try:
+        with closing(Expected(self.model.engine.expect, NEXT_CALL_S if runs else FIRST_CALL_S)) as expected:
+            expected.wait(FIRST_CALL_S)
             async with self._slots.get(key, contextlib.nullcontext()):
-                return await self._played(key, episode, expected, play)
-        finally:
-            expected.end()
-
-    async def _played(
-        self, key: str, episode: Episode, expected: Expected, play: Callable[..., Awaitable[list[Trajectory]]]
-    ) -> list[Trajectory]:
-        try:
-            with contextlib.closing(self.policy(episode, expected)) as policy:
-                rows = await play(key, episode, policy)
-        except BaseException:
-            try:
+                try:
+                    with closing(EpisodePolicy(episode, self, expected=expected)) as policy:
+                        rows = await play(key, episode, policy)
+                except BaseException:
+                    try:
+                        await self._close(key, episode)
+                    except (HookFailed, TimeoutError) as error:
+                        log.info("%s; its episode had failed before", error)
+                    raise
                 await self._close(key, episode)
-            except (HookFailed, TimeoutError) as error:
-                log.info("%s; its episode had failed before", error)
-            raise
-        await self._close(key, episode)
-        return rows
+                return rows
 
     async def _close(self, key: str, episode: Episode) -> None:
         timeout_s = self.settings.rollout.step_timeout_s
@@ -222,10 +211,6 @@ class Episodes:
             with contextlib.suppress(TimeoutError):
                 await closing  # interrupted or not, what the episode holds is released before the run goes on
             raise
-
-    def policy(self, episode: Episode, expected: Expected | None = None) -> EpisodePolicy:
-        """Returns the policy for one attempt at an episode."""
-        return EpisodePolicy(episode, self, expected=expected)
 
     async def _run_by_agent(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
         timeout_s = self.settings.rollout.episode_timeout_s
@@ -241,7 +226,6 @@ class Episodes:
             length = sum(len(segment.token_ids) for segment in trajectory.segments)
             if length > self.settings.max_tokens:
                 raise EpisodeFailed(f"{key}: a trajectory has {length} tokens, more than max_tokens {self.settings.max_tokens}")
-            make_plain(trajectory)
             trajectory.row, trajectory.decode = row, self.decode
             if problem := branch_problem(trajectory, trajectories):
                 self.manager.refuse_answer(key, "agent_run", problem)
@@ -287,7 +271,6 @@ class Episodes:
         trajectory.score, trajectory.metrics = score, metrics
         if problem := told_problem(trajectory):
             self.manager.refuse_answer(key, "agent_step", problem)
-        make_plain(trajectory)
         if cut:
             trajectory.finish_reason = "length"
         return [trajectory]

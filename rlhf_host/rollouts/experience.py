@@ -207,7 +207,7 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
         on_actions = torch.where(experience.action_mask, part, 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
-    least = max((needs.min_group_size for _, needs in hooks.each("needs")), default=1)
+    least = max((needs.min_group_size for needs in hooks.needs().values()), default=1)
     if least > 1 and not hooks.has("make_rows"):
         experience.loss_mask = experience.loss_mask & with_siblings(experience, least)
     apply_masks(experience, hooks)

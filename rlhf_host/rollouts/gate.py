@@ -75,9 +75,8 @@ class Gate(Barrier):
         self.engine.expect(0)  # those who wait at the gate will not come
 
     def release(self) -> None:
-        self.closed = False
-        self.expect(0)
         super().release()
+        self.expect(0)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         async with self.passing():

@@ -51,7 +51,6 @@ class Pipeline:
 
     steps = None
     epoch = 0
-    takes_finished = True
 
     def __init__(
         self,

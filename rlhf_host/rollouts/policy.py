@@ -8,6 +8,7 @@ import itertools
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from rlhf_host.data.codec import ChatCodec
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Server, ServerSession
 from rlhf_host.records.endpoints import Endpoint
-from rlhf_host.records.episodes import Episode, Generation, Message, SampleKey, Sampling, Task, Trajectory
+from rlhf_host.records.episodes import Episode, Generation, Message, NoRoom, SampleKey, Sampling, Task, Trajectory
 from rlhf_host.records.messages import Reply
 from rlhf_host.records.sampling import misfit
 from rlhf_host.rollouts.conversation import Call, Plan, Tree
@@ -62,42 +63,42 @@ class Expected:
     """Counter of whether engines wait with a batch for this episode. An episode that is busy with something else must not delay
     the others: engines wait for it while a call of its own is open, and for a moment before its next one.
 
-    ``add(±1)`` is called at each change. At first, engines wait for the episode.
+    ``add(±1)`` is called at each change.
     """
 
     add: Callable[[int], None]
     next_s: float = NEXT_CALL_S
     _open: int = 0
-    _counted: bool = True
+    _counted: bool = False
     _over: bool = False
     _timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        self._wait(FIRST_CALL_S)
+    def wait(self, seconds: float) -> None:
+        """Lets engines wait so long for the next call."""
+        if not self._over:
+            self._set(True)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._set, False)
 
-    def asks(self) -> None:
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Lets engines wait while a call is open, and for a moment after the last one."""
         self._open += 1
         self._set(True)
         if self._timer is not None:
             self._timer.cancel()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            if not self._open:
+                self.wait(self.next_s)
 
-    def answered(self) -> None:
-        self._open -= 1
-        if not self._open:
-            self._wait(self.next_s)
-
-    def end(self) -> None:
-        """Counts the episode again, as at its beginning; the code that counts episodes subtracts it. A call that lasts longer
-        changes nothing.
-        """
+    def close(self) -> None:
+        """Lets engines wait no more. A call that lasts longer changes nothing."""
         if self._timer is not None:
             self._timer.cancel()
-        self._set(True)
+        self._set(False)
         self._over = True
-
-    def _wait(self, seconds: float) -> None:
-        if not self._over:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._set, False)
 
     def _set(self, counted: bool) -> None:
         if counted != self._counted and not self._over:
@@ -183,26 +184,27 @@ class EpisodePolicy:
     ) -> Call:
         """Returns the engine's answer to the planned call."""
         length = len(plan.added) + (plan.parent.ends if plan.parent else 0)
-        chosen = self.host.settings.fitting(length)
+        chosen, most = self.host.settings.sampling, self.host.settings.max_tokens
+        room = most - length
+        if room <= 0:
+            raise NoRoom(f"the prompt has {length} tokens; no room is left of max_tokens {most}")
+        if room < chosen.max_new_tokens:
+            chosen = replace(chosen, max_new_tokens=room)
         if sampling is not None:
             if problem := misfit(sampling):
                 raise ValueError(problem)
             chosen = _within(sampling, chosen, train=self.trainable and self.episode.split == "train")
         call = self.tree.begin(plan)
         prompt = call.prompt_ids
-        if self.expected is not None:
-            self.expected.asks()
         try:
-            answer = await self.host.generate(prompt, chosen, key or self._key(prompt))
+            with self.expected.asking() if self.expected is not None else nullcontext():
+                answer = await self.host.generate(prompt, chosen, key or self._key(prompt))
         except asyncio.CancelledError:
             self.tree.drop(call, "cancelled")
             raise
         except Exception as error:
             self.tree.drop(call, "failed", f"{type(error).__name__}: {error}")
             raise
-        finally:
-            if self.expected is not None:
-                self.expected.answered()
         self.tree.done(call, answer, self.read(call, answer, tools) if parsed else None)
         return call
 

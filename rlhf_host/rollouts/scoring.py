@@ -38,7 +38,7 @@ def judges(manager: PluginManager, split: str) -> Judges:
 
 def brings_signal(manager: PluginManager) -> bool:
     """Returns True if the algorithm learns from something other than rewards, so that a trajectory may have none."""
-    return any(not own.rewards for key, own in manager.each("needs") if manager.by_key[key].kind == "algo")
+    return any(not own.rewards for key, own in manager.needs().items() if manager.by_key[key].kind == "algo")
 
 
 async def score_group(

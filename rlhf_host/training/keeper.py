@@ -73,10 +73,11 @@ class CheckpointKeeper:
         """Notes where the data is, the states of plugins and the random numbers: what comes next may fail halfway."""
         if self.scoring is not None:
             self.parts.events.run(_held(self.scoring, self.parts.config.rollout.stall_s), interruptible=False)
+        pipeline = self.parts.source.pipeline
         plugins = {key: plain_state(state, key) for key, state in self.parts.manager.each("state_dict")}
         self._position = {
             "stream": self.parts.source.state_dict(),
-            "finished": self.parts.source.finished(),
+            "finished": pipeline.finished() if pipeline is not None else {},
             "plugins": plugins,
             "torch_rng": torch.get_rng_state(),
         }
@@ -224,10 +225,11 @@ class CheckpointKeeper:
 
     def _add_finished(self, position: dict[str, Any]) -> None:
         """Adds finished groups that are not yet in a batch. Where rewards may have a state, it would have counted them."""
-        if self.parts.config.async_depth and self.scoring is None:
+        pipeline = self.parts.source.pipeline
+        if pipeline is not None and self.parts.config.async_depth and self.scoring is None:
             now, then = self.parts.source.state_dict(), position["stream"]
             if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
-                position["finished"] = self.parts.source.finished()
+                position["finished"] = pipeline.finished()
 
     def _work(self, write: Callable[[], Path]) -> Callable[[], None]:
         """Returns what writes a checkpoint, links to it and removes the oldest, but that with which a lost run begins again."""

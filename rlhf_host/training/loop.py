@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from rlhf_host.errors import RunError
 from rlhf_host.garbage import collected_s
-from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.metric_names import RowMetrics
 from rlhf_host.records.needs import Outcome
@@ -21,7 +20,7 @@ from rlhf_host.runs.signs import Signs
 from rlhf_host.training.adjustments import adjustments
 from rlhf_host.training.events import Interrupted
 from rlhf_host.training.keeper import CheckpointKeeper
-from rlhf_host.training.measures import of_engine, of_sync
+from rlhf_host.training.measures import of_engines
 from rlhf_host.training.memory import memory
 from rlhf_host.training.optimize import optimize
 from rlhf_host.training.parts import RunParts
@@ -126,8 +125,8 @@ class Loop:
         if engine is not None:
             with timed(times, "sync"):
                 self.parts.progress.version += 1
-                self.sync()
-            measured = self.parts.events.run(self._measure(engine), interruptible=False)
+                self.parts.events.run(self.sync(), interruptible=False)
+            measured = self.parts.events.run(of_engines(self.parts.runtime), interruptible=False)
         with timed(times, "log"):
             if drawn.draws:
                 self.parts.ledger.note(number, version, drawn.draws)
@@ -170,7 +169,10 @@ class Loop:
     def _evaluate(self, metrics: dict[str, float]) -> dict[str, float]:
         if self.evaluate is None:
             return metrics
-        self.parts.events.run(self.parts.source.wait_until_over())
+        if self.parts.events.stop_requested:
+            raise Interrupted
+        if (pipeline := self.parts.source.pipeline) is not None:
+            self.parts.events.run(pipeline.wait_until_over())
         evaluated, trajectories = self.evaluate(self.parts.progress.step)
         self.parts.manager.report("log_trajectories", step=self.parts.progress.step, split="eval", trajectories=trajectories)
         return metrics | evaluated
@@ -187,28 +189,25 @@ class Loop:
         for key, settings in asked.options.items():
             self.parts.manager.call(key, "adjust", settings=settings)
 
-    def sync(self) -> None:
+    async def sync(self) -> None:
         """Brings the weights to the engines, if there are some."""
-        if self.gate is not None:
-            self.parts.events.run(self._publish(self.gate), interruptible=False)
-
-    async def _publish(self, gate: Gate) -> None:
+        if self.gate is None:
+            return
         if self.in_flight:
-            gate.close()  # an engine refuses while it loads
+            self.gate.close()  # an engine refuses while it loads
         else:
-            await self._hold(gate)
+            await self._hold(self.gate)
         await self.parts.runtime.sync(self.parts.progress.version)
-        gate.release()
-        await self.parts.source.published(self.parts.progress.version)
+        self.gate.release()
+        if (pipeline := self.parts.source.pipeline) is not None:
+            await pipeline.published(self.parts.progress.version)
 
     async def _hold(self, gate: Gate) -> None:
         """Waits until no request is under way; new ones wait."""
-        await self.parts.source.wait_until_over()
+        if (pipeline := self.parts.source.pipeline) is not None:
+            await pipeline.wait_until_over()
         stall_s = self.parts.config.rollout.stall_s
         await watched(gate.hold(), lambda: gate.in_flight, lambda: f"new weights wait for {gate.in_flight} requests", stall_s)
-
-    async def _measure(self, engine: Generator) -> dict[str, float]:
-        return await of_sync(self.parts.runtime) | await of_engine(engine)
 
 
 def _own_metrics(drawn: Drawn, elapsed: float, computed: float, busy: float | None) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_host.protocols import Generator, Measured, Runtime, Update
+from rlhf_host.protocols import Measured, Runtime, Update
 from rlhf_host.training.reduction import reduced
 
 
@@ -19,18 +19,14 @@ def speed(updates: Sequence[Update], seconds: float) -> dict[str, float]:
     return {"tflops": rate / 1e12} | ({"mfu": rate / peak} if peak else {})
 
 
-async def of_sync(runtime: Runtime) -> dict[str, float]:
-    """Returns the gigabytes that the trainer sent since the last call, and per second of sending; nothing if no weights are
-    sent.
+async def of_engines(runtime: Runtime) -> dict[str, float]:
+    """Returns the engine's metrics since the last call and, if weights are sent to it, the gigabytes that the trainer sent in
+    this time, and per second of sending.
     """
-    if all(target.in_place for target in runtime.targets):
-        return {}
-    sent = await runtime.source.run("rlhf_host.weight_sync.buckets:take_sent")
-    size, seconds = sent[0]
-    return {"sync/gb": size / 1e9, "sync/gb_per_s": size / seconds / 1e9} if size else {}
-
-
-async def of_engine(engine: Generator) -> dict[str, float]:
-    """Returns the engine's metrics since the last call."""
-    metrics = await engine.metrics() if isinstance(engine, Measured) else ()
-    return {f"engine/{name}": value for name, value in reduced(metrics).items()}
+    metrics: dict[str, float] = {}
+    if isinstance(engine := runtime.engine, Measured):
+        metrics |= {f"engine/{name}": value for name, value in reduced(await engine.metrics()).items()}
+    if not all(target.in_place for target in runtime.targets):
+        [(size, seconds), *_] = await runtime.source.run("rlhf_host.weight_sync.buckets:take_sent")
+        metrics |= {"sync/gb": size / 1e9, "sync/gb_per_s": size / seconds / 1e9} if size else {}
+    return metrics

@@ -67,7 +67,7 @@ class Role:
             return cls(name, passes)
         assert settings is not None
         assert ranks is not None
-        compute, head = passes.compute, passes.head_parameters
+        compute, head = passes.compute, passes.head.parameters
         start = BackendStart(model=model, compute=compute, head=head, role=settings, total_updates=total_updates, ranks=ranks)
         with blaming(trainer, "start"):
             started = backend.start(start)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,9 +26,10 @@ from rlhf_host.records.needs import Needs, ScoreContext
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
+from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.made_rows import chosen_rows
-from rlhf_host.training.reduction import Metrics
+from rlhf_host.training.reduction import reduced
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.source import Drawn, timed
 
@@ -57,11 +57,13 @@ class RolloutSource:
     context: ScoreContext
     """Context of any step, for scoring."""
     loop: EventLoop
+    pipeline: Pipeline | None = field(init=False)
     _made_by: dict[str, str] = field(init=False)
     """Setting that sampled groups depend on → hash of its value."""
     _reasons: MetricNames = field(default_factory=lambda: MetricNames("reasons of filters"))
 
     def __post_init__(self) -> None:
+        self.pipeline = self.rollouts if isinstance(self.rollouts, Pipeline) else None
         settings = self.config.model_dump(mode="json", by_alias=True)
         parts = {name: settings[name] for name in ("data", "rollout", "reward", "agent", "agents")}
         parts["rollout"] = {name: value for name, value in parts["rollout"].items() if name not in PATIENCE}
@@ -81,23 +83,11 @@ class RolloutSource:
         """Restores the position. Uses finished groups as they are, unless the settings would now produce others."""
         known = state.get("made_by", self._made_by)
         changed = [name for name, value in self._made_by.items() if known.get(name) != value]
-        if finished and (changed or not self.rollouts.takes_finished):
+        if finished and (changed or self.pipeline is None):
             why = f"{' and '.join(changed)} changed" if changed else "async_depth is 0, and they are of older weights"
             log.warning("%d finished groups of the checkpoint are sampled again: %s", len(finished), why)
             finished = {}
         self.rollouts.load_state_dict(state, finished)
-
-    def finished(self) -> Mapping[int, Played]:
-        return self.rollouts.finished()
-
-    async def published(self, version: int) -> None:
-        await self.rollouts.published(version)
-
-    async def wait_until_over(self) -> None:
-        await self.rollouts.wait_until_over()
-
-    async def close(self) -> None:
-        await self.rollouts.close()
 
     def draw(self, step: int, version: int) -> Drawn:
         times: dict[str, float] = {}
@@ -119,26 +109,19 @@ class RolloutSource:
                 apply_masks(batch, self.manager)
         with timed(times, "logprobs"):
             add_outputs(batch, self.trainer, self.needs, mode := self.config.old_logprobs_mode)
-            _note_logprobs(batch, batch.old_logprobs if mode == "recompute" else batch.logprobs.get("actor"))
+            if (known := batch.old_logprobs if mode == "recompute" else batch.logprobs.get("actor")) is not None:
+                _note_logprobs(batch, known)
         with timed(times, "advantages"):
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
-        collected.dropped = self._named(collected.dropped)
-        metrics = joined(collected.metrics(), reward_metrics(experience), identical_answers(experience), own)
+        metrics = joined(collected.metrics(self._reasons), reward_metrics(experience), identical_answers(experience), own)
         fresh = True
-        if self.rollouts.max_age:
-            lag = staleness(batch, self.rollouts.max_age)
+        if self.pipeline is not None and self.pipeline.max_age:
+            lag = staleness(batch, self.pipeline.max_age)
             metrics |= lag
             fresh = lag["staleness/max"] == 0.0
         rows, measured = collected.trajectories_in_order(), row_means(experience.trajectories)
         return Drawn(batch, rows, fresh, self.rollouts.epoch, metrics, measured, times, collected.draws)
-
-    def _named(self, dropped: Counter[str]) -> Counter[str]:
-        """Returns the groups with reasons that are names of metrics."""
-        named = Counter[str]()
-        for reason, count in dropped.items():
-            named[reason if self._reasons.takes(reason) else "others"] += count
-        return named
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
         """Returns the rows to train on, chosen from groups whose rewards are transformed and shaped first."""
@@ -148,11 +131,10 @@ class RolloutSource:
         return chosen_rows(groups, experience, self.manager)
 
 
-def _note_logprobs(batch: Experience, logprobs: Tensor | None) -> None:
+def _note_logprobs(batch: Experience, logprobs: Tensor) -> None:
     """Adds log-probabilities per token to the trajectories, for people who look at single tokens."""
-    if logprobs is not None:
-        for trajectory, values, length in zip(batch.trajectories, logprobs, batch.lengths.tolist(), strict=True):
-            trajectory.trainer_logprobs = values[:length]  # type: ignore[assignment]
+    for trajectory, values, length in zip(batch.trajectories, logprobs, batch.lengths.tolist(), strict=True):
+        trajectory.trainer_logprobs = values[:length]  # type: ignore[assignment]
 
 
 def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float]:
@@ -216,8 +198,8 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     returns another shape or non-finite numbers.
     """
     apply_rewards(experience, manager)
-    result = manager.one("compute_advantages", experience=experience)
     (key,) = manager.names("compute_advantages")
+    result = manager.call(key, "compute_advantages", experience=experience)
     who = f"{key}: compute_advantages"
     values = {"advantages": result.advantages, "returns": result.returns}
     for name, value in values.items():
@@ -248,10 +230,8 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     high = torch.where(experience.loss_mask, experience.advantages, -torch.inf).amax(-1)
     for row in (low < high).nonzero().flatten().tolist():
         experience.trajectories[row].advantages = experience.advantages[row, : experience.lengths[row]]  # type: ignore[assignment]
-    own = Metrics()
     with blaming(key, "the metrics of compute_advantages"):
-        own.add(result.metrics)
-    return joined(metrics, own.result())
+        return joined(metrics, reduced(result.metrics))
 
 
 def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, needs: Needs) -> None:

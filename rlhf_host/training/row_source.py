@@ -100,6 +100,8 @@ class RowSource:
         epochs: number of passes over the data; the last batch may be smaller. None: no end.
     """
 
+    pipeline = None
+
     def __init__(self, units: UnitSet, stream: TaskStream, batches: RowBatches, *, size: int, epochs: float | None = None):
         self._units, self._stream, self._batches, self._size = units, stream, batches, size
         self._all = None if epochs is None else math.ceil(len(units) * epochs)
@@ -117,17 +119,6 @@ class RowSource:
         lengths = (experience.lengths[trained] if trained.any() else experience.lengths).double()
         metrics = {"units": float(len(groups)), "length/mean": float(lengths.mean()), "length/max": float(lengths.max())}
         return Drawn(experience, experience.trajectories, False, self._stream.epoch, metrics, times)
-
-    async def published(self, version: int) -> None:
-        """Does nothing: there are no engines."""
-
-    async def wait_until_over(self) -> None:
-        """Returns at once: there are no open requests."""
-
-    close = wait_until_over
-
-    def finished(self) -> Mapping[int, Played]:
-        return {}
 
     def groups(self, step: int) -> list[Group]:
         """Returns the next units of the stream, for one step."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +59,8 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         restarts = 0
         while True:
             try:
-                return _attempt(config, manager, inputs, run_dir, resume)
+                with _prepared(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
+                    return _guarded(loop, started, checkpoint, resume, notices)
             except RunError as error:
                 if restarts == config.max_restarts or not (is_lost(error) and checkpoint_dirs(run_dir)):
                     raise
@@ -67,8 +68,11 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
                 log.error("%s. Restarting from it (%d of %d)", error, restarts, config.max_restarts)
 
 
-def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir: Path, resume: Path | None) -> Outcome:
-    """Start everything, train to the end, and close everything."""
+@contextmanager
+def _prepared(
+    config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir: Path, resume: Path | None
+) -> Iterator[tuple[Loop, Started, Checkpoint | None, Sequence[str]]]:
+    """Starts everything, and closes everything in the end."""
     needs = merge_needs(manager)
     if resume:
         take_back_replaced(resume)
@@ -92,7 +96,7 @@ def _attempt(config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir:
             elif resume is not None:
                 notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
             with frozen():
-                return _guarded(loop, started, checkpoint, resume, notices)
+                yield loop, started, checkpoint, notices
         finally:
             close(events, started)
 
@@ -132,7 +136,7 @@ def _guarded(
         context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, resume_step, loop.steps, notices)
         note_begin(parts.run_dir, loop.steps, checkpoint.step if checkpoint else None)
         call_all(events, manager, "run_started", context=context)
-        loop.sync()
+        events.run(loop.sync(), interruptible=False)
         outcome = loop.run()
         if outcome.status == "finished" and parts.config.checkpoint.final:
             phase("Writing the model")
@@ -154,6 +158,7 @@ def _guarded(
     finally:
         with suppress(OSError):  # as on a full disk, which another error says
             note_end(parts.run_dir, outcome)
-        events.run(parts.source.close(), interruptible=False)
+        if parts.source.pipeline is not None:
+            events.run(parts.source.pipeline.close(), interruptible=False)
         call_closing(events, manager, outcome)
     return outcome

@@ -24,8 +24,7 @@ class SavedRollouts:
         UserError: for a file that cannot be trained on as configured.
     """
 
-    epoch = max_age = 0
-    takes_finished = False
+    epoch = 0
 
     def __init__(self, config: RunConfig):
         assert config.from_trajectories is not None
@@ -73,17 +72,6 @@ class SavedRollouts:
         collected = Collected(step.groups(), drawn=len(step.group_sizes))
         collected.note_unjudged(step.rows)
         return collected
-
-    async def published(self, version: int) -> None:
-        """Does nothing: the file does not depend on the weights."""
-
-    async def wait_until_over(self) -> None:
-        """Returns at once: no request is open."""
-
-    close = wait_until_over
-
-    def finished(self) -> Mapping[int, Played]:
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"trajectories": self._digest(), "steps": self.steps}

@@ -61,7 +61,9 @@ class Session:
         number, config = next(self._served), self.config
         if self._episodes is None:
             self._episodes = assemble.episodes_of(config, self.manager, self.started, config.data, config.rollout)
-        policy = self._episodes.policy(Episode(f"served-{number}", "served", Task(""), number, config.seed, split="eval"))
+        policy = EpisodePolicy(
+            Episode(f"served-{number}", "served", Task(""), number, config.seed, split="eval"), self._episodes
+        )
         return replace(policy, _numbers=self._calls)
 
     def collector(self) -> Collector:

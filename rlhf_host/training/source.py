@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Played
+from rlhf_host.rollouts.pipeline import Pipeline
 
 
 @dataclass(slots=True)
@@ -37,29 +38,21 @@ class Source(Protocol):
     """Source of the loop's batches."""
 
     @property
+    def pipeline(self) -> Pipeline | None:
+        """Rollouts whose draws may be open between steps, if there are such."""
+
+    @property
     def steps(self) -> int | None:
         """Number of steps; None: no end."""
 
     def draw(self, step: int, version: int) -> Drawn:
         """Returns the batch of a step, ready for updates; ``version`` is that of the weights."""
 
-    async def published(self, version: int) -> None:
-        """Notes that the engines have the weights of ``version``."""
-
-    async def wait_until_over(self) -> None:
-        """Waits for everything that must finish before the weights change or an evaluation begins."""
-
-    async def close(self) -> None:
-        """Ends everything that was begun for later batches."""
-
-    def finished(self) -> Mapping[int, Played]:
-        """Returns finished groups that are in no batch, for checkpoints."""
-
     def state_dict(self) -> dict[str, Any]:
         """Returns JSON values: the run's position in the data."""
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
-        """Restores that position."""
+        """Restores that position. ``finished``: as returned by ``Pipeline.finished``."""
 
 
 @contextmanager

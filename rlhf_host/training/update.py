@@ -93,7 +93,7 @@ class Accumulation:
     def _pass(self, part: Batch, places: list[int], result: PassResult, last: bool) -> bool:
         """Runs one micro-batch; returns False if the others need not be computed."""
         passes = self.role.passes
-        others = {} if passes.scalar else part.distributions
+        others = {} if passes.head.scalar else part.distributions
         outputs = passes.forward(**rows_of(part), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
         for other in self.whole:
             with torch.no_grad():

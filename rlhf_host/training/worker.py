@@ -142,7 +142,7 @@ class Worker:
         """Returns the object that computes the role's losses, with the outputs that plugins need of it."""
         own = [output.what for output in self.needs.outputs if not output.role]
         others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
-        wanted = [self.roles[name] for name in others if name in self.roles and not role.passes.scalar]
+        wanted = [self.roles[name] for name in others if name in self.roles and not role.passes.head.scalar]
         return Accumulation(
             role=role,
             backend=backend,

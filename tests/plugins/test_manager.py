@@ -100,6 +100,21 @@ def test_one_is_none_without_an_implementation_and_refuses_to_pick():
         manager(reward_a=Scores(1), reward_b=Scores(2)).one("score", **GIVEN)
 
 
+def test_needs_are_asked_once_and_of_plugins_that_join_later_too():
+    class Asked:
+        def __init__(self, needs):
+            self.answers = [needs]
+
+        @hookimpl
+        def needs(self):
+            return self.answers.pop()
+
+    plugins = manager(algo_a=Asked(Needs(rewards=False)), reward_without=Asked(None))
+    assert plugins.needs() == plugins.needs() == {"algo:a": Needs(rewards=False)}
+    plugins.add(*manager(extension_late=Asked(Needs())).loaded)
+    assert plugins.needs() == {"algo:a": Needs(rewards=False), "extension:late": Needs()}
+
+
 def test_equal_and_unhashable_plugins_are_still_two():
     @dataclasses.dataclass
     class Constant:

@@ -100,12 +100,11 @@ class Life:
             )
             self.rollouts = Pipeline(stream, collector, rule, ScoreContext(), fixed=mode.fixed)
         self.evaluation = self._collector("eval")
+        self.pipeline = self.rollouts if isinstance(self.rollouts, Pipeline) else None
         # The loop's own way to bring weights.
         self.loop: Any = Loop.__new__(Loop)
-        self.loop.in_flight, runtime = mode.in_flight, SimpleNamespace(sync=self.engine.sync)
-        self.loop.parts = SimpleNamespace(
-            config=RunConfig(), source=self.rollouts, progress=Progress(version=version), runtime=runtime
-        )
+        self.loop.gate, self.loop.in_flight, runtime = self.gate, mode.in_flight, SimpleNamespace(sync=self.engine.sync)
+        self.loop.parts = SimpleNamespace(config=RunConfig(), source=self, progress=Progress(version=version), runtime=runtime)
 
     def _collector(self, split: str) -> Collector:
         world = self.world
@@ -120,17 +119,21 @@ class Life:
         episodes = Episodes(self.manager, model, shared)
         return Collector(episodes, n=world.n, seed=7, split=split, scoring=self.scoring)
 
+    def finished(self) -> dict[int, Any]:
+        return dict(self.pipeline.finished()) if self.pipeline is not None else {}
+
     async def position(self) -> tuple[Any, Any]:
         """What a checkpoint of the last step has."""
         if self.scoring is not None:
             await self.scoring.hold()
-        noted = self.rollouts.state_dict(), dict(self.rollouts.finished())
+        noted = self.rollouts.state_dict(), self.finished()
         if self.scoring is not None:
             self.scoring.release()
         return noted
 
     async def evaluate(self, step: int) -> None:
-        await self.rollouts.wait_until_over()
+        if self.pipeline is not None:
+            await self.pipeline.wait_until_over()
         collected = Collected()
         await self.evaluation.run([Draw(task, 0) for task in self.tasks[:3]], ScoreContext("eval", step), collected)
         rows = collected.trajectories_in_order()
@@ -143,7 +146,7 @@ class Life:
         world, loop = self.world, self.loop
         collected = await self.rollouts.next_rollouts(ScoreContext(step=number))
         versions = [v for group in collected.groups for row in group.trajectories for one in row.actions for v in one.versions]
-        age = self.rollouts.max_age
+        age = self.pipeline.max_age if self.pipeline is not None else 0
         assert all(0 <= loop.parts.progress.version - version <= age for version in versions), (
             f"older than {age}: {sorted({*versions})}"
         )
@@ -153,7 +156,7 @@ class Life:
         if world.breaks == "training" and number == 2:
             raise Broken(ON_PURPOSE)
         loop.parts.progress.version += 1
-        await loop._publish(self.gate)
+        await loop.sync()
         rows = {group.task.index: group.trajectories for group in collected.groups}
         tokens = {
             i: [[list(one.token_ids) + list(one.versions) for one in row.actions] for row in of] for i, of in rows.items()
@@ -161,7 +164,8 @@ class Life:
         return [(*draw, tokens.get(draw[2]) if draw[3] == "trained" else None) for draw in collected.draws]
 
     async def close(self) -> None:
-        await self.rollouts.close()
+        if self.pipeline is not None:
+            await self.pipeline.close()
         await self.engine.close()
         assert not self.rollouts.collector.open
         assert self.gate.expected == 0, f"still expected: {self.gate.expected}"
@@ -214,7 +218,7 @@ class Schedule:
         try:
             if self.positions:
                 life.rollouts.load_state_dict(*self.positions[-1])
-            await life.loop._publish(life.gate)
+            await life.loop.sync()
             while len(self.steps) < self.world.steps:
                 number = len(self.steps) + 1
                 if "evaluation" in self.world.has and number % 2:
@@ -233,7 +237,7 @@ class Schedule:
         if self.positions and self.world.mode.depth and life.scoring is None:
             now, then = life.rollouts.state_dict(), self.positions[-1][0]
             if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
-                self.positions[-1] = then, dict(life.rollouts.finished())
+                self.positions[-1] = then, life.finished()
 
     def check(self) -> None:
         numbers = [draw[0] for step in self.steps for draw in step]

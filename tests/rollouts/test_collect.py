@@ -19,6 +19,7 @@ from rlhf_host import (
 )
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.records.episodes import Segment
+from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.rollouts.collect import Played
 from rlhf_host.rollouts.episodes import episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
@@ -34,7 +35,7 @@ def test_groups_come_in_draw_order_with_distinct_keys_per_sample(collect):
     keys = [key for _, _, key in engine.calls]
     assert len(set(keys)) == 12
     assert keys[0] == (episode_seed(7, "train", found.groups[0].task, 0), 0, 0)
-    assert engine.expected[0] == 12
+    assert engine.expected[:12] == [*range(1, 13)], "all are waited for before one asks"
     assert engine.expected[-1] == 0
 
 
@@ -125,7 +126,7 @@ def test_unjudged_trajectories_leave_before_group_statistics_and_are_counted(col
 
     found, _ = collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.4))
     assert [len(group.trajectories) for group in found.groups] == [2, 2]
-    assert found.metrics()["rollout/unjudged"] == 2.0
+    assert found.metrics(MetricNames("filters"))["rollout/unjudged"] == 2.0
     assert [t.sample for t in found.unjudged_rows] == [1, 1]
     with pytest.raises(RunError, match=r"limit rollout\.max_unjudged 0\.2"):
         collect(load(Picky()), groups=2, n=3, settings=RolloutConfig(max_unjudged=0.2))
@@ -163,7 +164,7 @@ def test_dropped_groups_are_refilled_in_order_counted_and_bounded(collect):
     found, _ = collect(load(Length(), EvenOnly()), groups=3)
     assert [group.task.index for group in found.groups] == [0, 2, 4]
     assert (found.drawn, found.dropped["odd"]) == (5, 2)
-    assert found.metrics()["rollout/dropped/odd"] == 2.0
+    assert found.metrics(MetricNames("filters"))["rollout/dropped/odd"] == 2.0
 
     class Nothing:
         @hookimpl

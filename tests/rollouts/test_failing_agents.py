@@ -11,6 +11,7 @@ import pytest
 
 from rlhf_host import AgentNeeds, RunError, Step, UserError, hookimpl
 from rlhf_host.config.schema import RolloutConfig
+from rlhf_host.records.metric_names import MetricNames
 
 from .playing import Guess, Length, Own, load
 
@@ -147,7 +148,7 @@ def test_an_exception_of_an_agent_fails_its_episode_alone(collect, hook, caplog)
     agent = Troubled(hook, breaks)
     found, _ = collect(load(agent=agent), groups=3, n=4)
     assert [len(group.trajectories) for group in found.groups] == [3, 3, 3]
-    metrics = found.metrics()
+    metrics = found.metrics(MetricNames("filters"))
     assert (metrics["rollout/finished"], metrics["rollout/truncated"], metrics["rollout/failed"]) == (9, 0, 3)
     assert metrics["rollout/failed/single_turn:OSError"] == 3
     [said] = [record for record in caplog.records if "the sandbox is gone" in record.message]
@@ -158,7 +159,7 @@ def test_an_exception_of_an_agent_fails_its_episode_alone(collect, hook, caplog)
 @pytest.mark.parametrize(("hook", "answer"), [("agent_reset", "text"), ("agent_step", {"done": True}), ("agent_step", Step())])
 def test_an_answer_that_nobody_can_use_fails_its_episode_alone(collect, hook, answer):
     found, _ = collect(load(agent=Troubled(hook, lambda: answer)), groups=2, n=4)
-    assert found.metrics()["rollout/failed/single_turn:TypeError"] == 2
+    assert found.metrics(MetricNames("filters"))["rollout/failed/single_turn:TypeError"] == 2
     assert found.trajectories == 6
 
 

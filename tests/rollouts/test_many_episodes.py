@@ -12,6 +12,7 @@ from collections import Counter
 
 from rlhf_host import EpisodeFailed, Step, hookimpl
 from rlhf_host.config.schema import RolloutConfig
+from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.rollouts.policy import Expected
 
 from . import virtual_time
@@ -95,7 +96,7 @@ def test_every_episode_ends_in_exactly_one_way(collect):
         return found, engine, agent, took
 
     found, engine, agent, took = play()
-    metrics = found.metrics()
+    metrics = found.metrics(MetricNames("filters"))
     states = {name: int(metrics[f"rollout/{name}"]) for name in ("finished", "truncated", "failed")}
     print(states, {name: value for name, value in metrics.items() if "failed/" in name}, f"{took:.1f} s")
     assert sum(states.values()) == EPISODES == agent.ended.total()
@@ -120,11 +121,10 @@ def test_a_call_that_outlives_its_episode_is_counted_no_more():
 
     async def main():
         expected = Expected(changes.append, next_s=0.01)
-        expected.begin()
-        expected.asks()
-        expected.end()
-        expected.answered()
+        expected.wait(1.0)
+        with expected.asking():
+            expected.close()
         await asyncio.sleep(0.1)
 
     asyncio.run(main())
-    assert changes == []
+    assert changes == [1, -1]

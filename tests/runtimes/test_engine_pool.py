@@ -28,7 +28,7 @@ from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.loop import Loop
-from rlhf_host.training.measures import of_engine
+from rlhf_host.training.measures import of_engines
 from rlhf_host.training.parts import RunParts
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.reduction import Metrics
@@ -382,9 +382,10 @@ async def test_engines_are_measured_together():
     pool = pool_of(*engines)
     await asyncio.gather(*ask(pool, groups=6, n=1))
     counts = [len(engine.times) for engine in engines]
-    measured = await of_engine(pool)
+    runtime = SimpleNamespace(engine=pool, targets=())
+    measured = await of_engines(runtime)
     assert measured["engine/preemptions"] == sum(counts) == 6
     assert measured["engine/kv_use"] == 0.25 * max(counts)
     assert measured["engine/rss_gb"] > 0.1
     pool.lives.seats[0].actor.actor.life = "another"
-    assert (await of_engine(pool))["engine/preemptions"] == counts[1]
+    assert (await of_engines(runtime))["engine/preemptions"] == counts[1]

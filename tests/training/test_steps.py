@@ -198,12 +198,9 @@ def test_requests_that_hold_up_new_weights_for_ever_are_told_of_and_end_the_run(
         async def generate(self, *request):
             await asyncio.Event().wait()
 
-    async def wait_until_over():
-        pass
-
     async def run():
         gate, made = Gate(Silent()), Loop.__new__(Loop)
-        source = SimpleNamespace(wait_until_over=wait_until_over)
+        source = SimpleNamespace(pipeline=None)
         made.parts = SimpleNamespace(config=RunConfig(rollout={"stall_s": 0.1}), source=source)
         asked = asyncio.create_task(gate.generate([1], None, (0, 0, 0)))
         await asyncio.sleep(0)
