@@ -91,6 +91,12 @@ class DeepSpeed:
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
+        short = self.options.zero_stage == 1 and self.options.precision == "bf16"
+        if short and start.engine is not None and start.engine.build().traits.sleeps:
+            raise UserError(
+                "DeepSpeed cannot move what zero_stage 1 with precision bf16 trains away from the device while engines sample"
+                " (engine.sleep): set --backend.zero-stage 2"
+            )
         for name, role in start.roles.items():
             if any(need.name == name and need.trainable for need in start.needs.roles):
                 adapts, quantized = bool(role.adapter or role.lora.rank), bool(role.quantize)

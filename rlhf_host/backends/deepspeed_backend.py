@@ -256,16 +256,21 @@ class DeepSpeedBackend:
         if self._stays:
             return
         include = None
-        if self._by_hand:
+        if self.options.zero_stage == 3:
             from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
 
-            include = [Kind.lp_params, Kind.lp_grads, Kind.contiguous_grad_buffer]
-            self._move_optimizer(torch.device("cpu"))
+            include = [kind for kind in Kind if kind is not Kind.lp_params]
+            if self._by_hand:
+                include = [Kind.lp_grads, Kind.contiguous_grad_buffer]
+                self._move_optimizer(torch.device("cpu"))
+            self._move_shards(torch.device("cpu"))
         self.engine.offload_states(include=include, pin_memory=False)
 
     def reload(self) -> None:
         if self._stays:
             return
+        if self.options.zero_stage == 3:
+            self._move_shards(self.device)
         self.engine.reload_states()
         if self._by_hand:
             self._move_optimizer(self.device)
@@ -278,6 +283,26 @@ class DeepSpeedBackend:
     def _by_hand(self) -> bool:
         """True if the optimizer state must be moved by hand: at stage 3 DeepSpeed moves only that of its own Adam."""
         return self.options.zero_stage == 3 and self.options.optimizer == "torch" and self.options.offload_optimizer == "none"
+
+    def _move_shards(self, device: torch.device) -> None:
+        """Moves this rank's pieces of all weights. DeepSpeed's own moving looks for them in the order of modules, but they lie in
+        that of the optimizer's groups, without weights that are not trained.
+        """
+        from deepspeed.runtime.zero.utils import get_mapping_to_flat_buffer
+
+        zero = self.engine.optimizer
+        zero.empty_partition_cache()
+        shards = [shard for group in zero.fp16_groups for shard in (parameter.ds_tensor for parameter in group)]
+        trained = {id(shard) for shard in shards}
+        buffer = zero.lp_param_buffer.to(device, copy=True)
+        zero.lp_param_buffer.data = buffer
+        for shard, begin, count in get_mapping_to_flat_buffer(shards):
+            shard.data = buffer.narrow(0, begin, count)
+        zero.fp16_partitioned_groups_flat.clear()
+        zero._set_fp16_partitioned_groups_flat()
+        others: Iterable[Any] = self.model.parameters()
+        for shard in (parameter.ds_tensor for parameter in others if id(parameter.ds_tensor) not in trained):
+            shard.data = shard.to(device, copy=True)
 
     def _move_optimizer(self, device: torch.device) -> None:
         optimizer = self.engine.optimizer

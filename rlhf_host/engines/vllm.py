@@ -58,6 +58,10 @@ class Vllm:
                 raise ValueError("several devices need multiprocess: true")
             if taken := sorted(OWNED & set(self.extra)):
                 raise ValueError(f"extra.{taken[0]}: the engine sets this itself, from its own options")
+            if "data_parallel_size" in self.extra:
+                raise ValueError(
+                    "extra.data_parallel_size: engines side by side are this (--placement rollout=N), so leave it out"
+                )
             return self
 
     def __init__(self, options: Options):

@@ -220,11 +220,12 @@ class VLLMEngine:
         )
         if self.multiprocess:
             self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
-        settings = self.llm.vllm_config.model_config
+        settings, cache = self.llm.vllm_config.model_config, self.llm.vllm_config.cache_config
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
         self._vocabulary = int(settings.get_vocab_size())
         self.context_length: int = settings.max_model_len
-        self.exact, self._can_sleep = settings.dtype == torch.float32, settings.enable_sleep_mode
+        whole = settings.quantization is None and cache.cache_dtype == "auto"
+        self.exact, self._can_sleep = settings.dtype == torch.float32 and whole, settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
         if not self.multiprocess:
             self._measures.watch_cache(self.llm.engine_core.engine_core.scheduler)

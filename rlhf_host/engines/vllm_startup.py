@@ -160,7 +160,7 @@ def _torch_as_it_was() -> Iterator[None]:
     """
     threads, hook, python, numpy = torch.set_num_threads, sys.excepthook, random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:

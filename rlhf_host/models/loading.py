@@ -100,11 +100,15 @@ def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str,
 def host_copy(state: Any) -> Any:
     """Returns a copy of nested dicts, lists and tuples with their tensors in host memory. A tensor that appears twice is one
     tensor in the copy.
+
+    Raises ``TypeError`` for a tensor that is no plain one, as a ``DTensor``: it has no address to know it by.
     """
     copies: dict[Any, Tensor] = {}
 
     def copied(value: Any) -> Any:
         if isinstance(value, Tensor):
+            if type(value) not in (Tensor, torch.nn.Parameter):
+                raise TypeError(f"host_copy got a {type(value).__name__}: copy its local tensor")
             key = value.data_ptr(), value.device, value.dtype, value.shape, value.stride()
             if key not in copies:
                 copies[key] = value.detach().to("cpu", copy=True)

@@ -186,6 +186,8 @@ class RayRuntime:
 
     def _copied(self, groups: Sequence[WorkerGroup], name: str, method: str, *arguments: str) -> Writer:
         """Makes every worker copy. Returns a function that makes them write while they compute."""
+        if self._phases is not None:
+            self._phases.train()  # what is away from the devices cannot be gathered
         self._everywhere(groups, "copy", name, method, *arguments)
         return partial(self._everywhere, groups, "write", name, thread=WRITING)
 

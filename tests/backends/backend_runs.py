@@ -17,7 +17,7 @@ from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
-from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.config.schema import LoraOptions, RoleConfig, TrainConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
@@ -167,8 +167,18 @@ class ZeroWatched(DeepSpeedBackend):
         return torch.cat([safe_get_full_fp32_param(p).flatten().clone() for p in self.parameters])
 
 
+PARTLY = {
+    " frozen": {"freeze": ["*embed_tokens*", "*layers.0*"]},
+    " lora": {"lora": LoraOptions(rank=4)},
+}
+"""Ends the name of a kind in which not all weights are trained → settings of its roles."""
+
+
 def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
+    partly = next((ending for ending in PARTLY if kind.endswith(ending)), "")
+    kind = kind.removesuffix(partly)
     settings = RoleConfig(
+        **PARTLY.get(partly, {}),
         model=str(model),
         device="cpu",
         lr=1e-4,
@@ -262,19 +272,24 @@ def live(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, Any
     }
 
 
-def take_turns(ranks: Ranks, model: Path, kind: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights after three updates, with everything moved away and back before each."""
+def take_turns(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, Any]:
+    """Weights after each of three updates, with everything moved away before it, copied while it is away, and moved back."""
     worker = worker_of(model, ranks, kind)
     for role in worker.roles.values():
         role.backend.__class__ = Moved
-    for _ in range(3):
+    after, away = [], []
+    for number in range(3):
         for role in worker.roles.values():
             role.backend.offload()
             assert role.backend.engine.optimizer.offloaded_states
+        away.append(weights_of(worker))
+        write(worker, directory / str(number))
+        for role in worker.roles.values():
             role.backend.reload()
             assert not role.backend.engine.optimizer.offloaded_states
         update(worker, batch(), SHARDS["uneven"])
-    return weights_of(worker)
+        after.append(weights_of(worker))
+    return {"after": after, "away": away}
 
 
 class Moved(ZeroWatched):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from rlhf_authoring.models import write_tiny_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_host.backends.ranks import Ranks
@@ -176,12 +177,29 @@ def test_weights_of_16_bits_are_trained_by_their_fp32_copies(life, alone, tiny_m
     assert torch.equal(found["change"], other["change"])
 
 
-@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-2-offload-adam", "zero-3"])
-def test_what_moves_away_between_phases_comes_back_as_it_was(pair, life, tiny_model, kind):
-    expected = life(kind).first["weights"][3]
-    found, _ = pair(take_turns, tiny_model, kind)
+def assert_equal(found, expected):
     for role in expected:
-        assert all(torch.equal(found[role][name], expected[role][name]) for name in expected[role])
+        differs = [name for name in expected[role] if not torch.equal(found[role][name], expected[role][name])]
+        assert not differs, role
+
+
+@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-2-offload-adam", "zero-3"])
+def test_what_moves_away_between_phases_comes_back_as_it_was(pair, life, tiny_model, tmp_path, kind):
+    expected = life(kind).first["weights"]
+    found, _ = pair(take_turns, tiny_model, kind, tmp_path)
+    assert_equal(found["after"][2], expected[3])
+
+
+@pytest.mark.parametrize("part", ["", " frozen", " lora"])
+@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-3", "zero-3-persistent"])
+def test_what_is_away_is_copied_as_it_is(pair, tiny_model, tmp_path, kind, part):
+    """A checkpoint that is written while engines sample."""
+    found, _ = pair(take_turns, tiny_model, kind + part, tmp_path)
+    for before, away in zip(found["after"], found["away"][1:], strict=False):
+        assert_equal(away, before)
+    if part != " lora":  # which has files of adapters
+        saved, weights = load_file(tmp_path / "2" / "actor-model" / "model.safetensors"), found["away"][2]["actor"]
+        assert [name for name in saved if not torch.equal(saved[name], weights[name].to(saved[name].dtype))] == []
 
 
 def test_the_second_copy_of_zero_plus_plus_is_spread_over_as_many_ranks_as_asked(pair, tiny_model):

@@ -23,6 +23,8 @@ pytest.importorskip("vllm")
 def test_what_it_cannot_serve_it_refuses_at_once(tiny_model):
     with pytest.raises(ValueError, match=r"extra\.dtype: the engine sets this itself"):
         make_engine(tiny_model, extra={"dtype": "half"})
+    with pytest.raises(ValueError, match=r"extra\.data_parallel_size: engines side by side are this"):
+        make_engine(tiny_model, extra={"data_parallel_size": 2})
     with pytest.raises(UserError, match=r"cannot serve .*nonsense"):
         make_engine(tiny_model, extra={"nonsense": 1})
     with pytest.raises(UserError, match=r"cannot serve .*max_model_len"):
@@ -47,6 +49,15 @@ def test_starting_leaves_the_process_as_it_was(tmp_path):
     try:
         assert (torch.rand(1).item(), random.random()) == expected
         assert (torch.set_num_threads, sys.excepthook) == before
+    finally:
+        asyncio.run(engine.close())
+
+
+def test_with_a_cache_of_fewer_bits_its_log_probabilities_are_not_said_to_be_exact(tmp_path):
+    directory = write_model(tmp_path / "model", tied=False)
+    engine = make_engine(directory, version=0, extra={"kv_cache_dtype": "fp8"})
+    try:
+        assert not engine.exact
     finally:
         asyncio.run(engine.close())
 

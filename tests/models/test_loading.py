@@ -22,7 +22,7 @@ from transformers import (
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models import places
-from rlhf_host.models.loading import load_model, load_tokenizer
+from rlhf_host.models.loading import host_copy, load_model, load_tokenizer
 from rlhf_host.models.passes import Passes
 from rlhf_host.models.places import find_model
 
@@ -281,3 +281,14 @@ def test_without_a_network_a_hub_name_fails_at_once(monkeypatch):
         find_model("nobody/no-such-model")
     with pytest.raises(UserError, match="not a hub name"):
         find_model("what is this")
+
+
+def test_a_copy_in_host_memory_is_of_plain_tensors():
+    class Local(torch.Tensor):
+        """As a ``DTensor``: ``data_ptr`` of every one is 0."""
+
+    plain = torch.ones(2)
+    copy = host_copy({"a": [plain, plain], "b": torch.nn.Parameter(plain)})
+    assert copy["a"][0] is copy["a"][1]
+    with pytest.raises(TypeError, match="host_copy got a Local: copy its local tensor"):
+        host_copy({"a": plain.as_subclass(Local)})
