@@ -220,7 +220,8 @@ def importance_weights(logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
 
     ``batch`` has ``advantages``, ``action_mask``, and the ``versions`` ``[B, T]`` that sampled the tokens; the step began with
     ``version``. Where ``action_mask`` is false, tensors may have any values. Terms of shape ``[B]`` take only weights ``[B]``.
-    Weights that no term uses are an error.
+    Weights that no term uses are an error. With ``train.old_logprobs sampler`` the ratio has the correction in it, so only weights
+    that are 0 act; a plugin with others forbids that setting (``Needs.forbids``).
     """
 
 

@@ -18,11 +18,11 @@ from rlhf_host.errors import PluginError, a, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.hints import of_option, of_place
-from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.manager import HookFailed, Loaded, PluginManager
 from rlhf_host.plugins.options import check_options, options_model
 from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up, make_object
 from rlhf_host.plugins.selection import find, is_object, load, make, parse_choice
-from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
+from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs, RewardNeeds, RoleNeed
 
 log = logging.getLogger(__name__)
 
@@ -288,9 +288,8 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
     merged = AlgoNeeds()
     roles: dict[str, tuple[str, RoleNeed]] = {}
     data_from = ""
-    for key, needs in manager.needs().items():
-        if needs.kinds and (kind := manager.by_key[key].kind) not in needs.kinds:
-            raise PluginError(f"{key} returns {type(needs).__name__} from needs, which is not for {a(kind)}: return Needs")
+    for key, needs in _needs(manager).items():
+        _refuse_other_needs(key, needs, manager)
         own = AlgoNeeds.of(needs)
         if needs.data is not None and merged.data not in (None, needs.data):
             raise PluginError(f"{data_from} is for {merged.data} data and {key} for {needs.data}: choose one of them")
@@ -319,6 +318,31 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
             tops = f"top {same[0].top} and top {same[1].top}"
             raise PluginError(f"two plugins want different distributions of the role {output.role!r}: {tops}")
     return replace(merged, roles=tuple(need for _, need in roles.values()))
+
+
+def _needs(manager: PluginManager) -> dict[str, Needs]:
+    try:
+        return manager.needs()
+    except HookFailed as error:
+        raise PluginError(str(error)) from error
+
+
+NEEDED: dict[type[Needs], tuple[str, ...]] = {
+    AgentNeeds: ("agent_reset", "agent_run"),
+    RewardNeeds: ("score",),
+    CorrectionNeeds: ("importance_weights",),
+}
+"""Needs of a kind → hooks of which a plugin that has them must have one."""
+
+
+def _refuse_other_needs(key: str, needs: Needs, manager: PluginManager) -> None:
+    """Raises ``PluginError`` for needs of another kind of plugin, which nobody would ask for."""
+    kind, given = manager.by_key[key].kind, type(needs).__name__
+    if needs.kinds and kind not in needs.kinds:
+        own = next((of.__name__ for of in (AlgoNeeds, AgentNeeds, RewardNeeds) if kind == of.kinds[0]), "Needs")
+        raise PluginError(f"{key} returns {given} from needs, which is not for {a(kind)}: return {own}")
+    if (hooks := NEEDED.get(type(needs))) and not {*hooks} & {*manager.hooks(key)}:
+        raise PluginError(f"{key} returns {given} from needs, and has no {' or '.join(hooks)}: return Needs")
 
 
 def _spec(need: RoleNeed) -> str:

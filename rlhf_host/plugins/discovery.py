@@ -20,6 +20,8 @@ from importlib_metadata import Distribution, EntryPoint, distributions
 from rlhf_host import __version__
 
 HOST = "rlhf-host"
+BEFORE = "0.9"
+"""Version of the contract before this one."""
 
 GROUPS: dict[str, str] = {
     "algo": "rlhf.algos",
@@ -252,7 +254,11 @@ def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
     # Build tools write <2,>=1; people read >=1,<2.
     stated = ",".join(sorted(sorted(map(str, ranges)), key=lambda bound: bound.startswith("<")))
     fits = all(bound.contains(__version__, prereleases=True) for bound in ranges)
-    return stated, "" if fits else f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}"
+    if fits:
+        return stated, ""
+    earlier = all(bound.contains(BEFORE) for bound in ranges)
+    hint = f"; the page 'From {BEFORE} to {__version__.rpartition('.')[0]}' says what to change in it" if earlier else ""
+    return stated, f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}{hint}"
 
 
 def _about_host(line: str) -> bool:

@@ -9,11 +9,19 @@ from typing import Any
 from importlib_metadata import PackageNotFoundError, requires
 from packaging.requirements import InvalidRequirement, Requirement
 
-from rlhf_host.errors import PluginError, UserError, a
+from rlhf_host.errors import PluginError, UserError, a, in_one_line
 from rlhf_host.plugins.discovery import HOST, PluginInfo, normalised
 from rlhf_host.plugins.moved import moved
 from rlhf_host.plugins.python_objects import has_hooks
-from rlhf_host.protocols import Traits
+from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits, Traits, WeightSyncTraits
+
+TRAITS: dict[str, type[Traits]] = {
+    "engine": EngineTraits,
+    "backend": BackendTraits,
+    "runtime": RuntimeTraits,
+    "weight_sync": WeightSyncTraits,
+}
+"""Kind → type of its plugins' traits; of others any."""
 
 
 def traits_of(info: PluginInfo, plugin: Any) -> Any:
@@ -25,8 +33,11 @@ def traits_of(info: PluginInfo, plugin: Any) -> Any:
     except AttributeError as error:
         hint = moved("hook", "sync_weights") if hasattr(plugin, "sync_weights") else f": see rlhf_host.protocols ({error})"
         raise PluginError(f"{info} has no traits{hint}") from error
-    if not isinstance(traits, Traits):
-        raise PluginError(f"{info} has traits of type {type(traits).__name__}: see rlhf_host.protocols")
+    except Exception as error:
+        raise PluginError(f"{info}: reading its traits failed: {in_one_line(error)}") from error
+    if not isinstance(traits, TRAITS.get(info.kind, Traits)):
+        wanted = TRAITS.get(info.kind, Traits).__name__
+        raise PluginError(f"{info} has traits of type {type(traits).__name__}, not {wanted}: see rlhf_host.protocols")
     if has_hooks(plugin):
         raise PluginError(
             f"{info} marks methods with @hookimpl, and {a(info.kind)} has a protocol, no hooks: take the marks away"
@@ -59,7 +70,7 @@ def require_library(library: str, what: str) -> None:
 def _is_there(library: str) -> bool:
     try:
         return importlib.util.find_spec(library) is not None
-    except ValueError:  # a module without a spec, as tests put in place of one
+    except (ValueError, ModuleNotFoundError):  # a module without a spec, as tests put in place of one; or without its package
         return False
 
 

@@ -12,18 +12,18 @@ MOVED = {
         "a weight sync is an object with connect, send and close now (rlhf_host.protocols.WeightSync)",
     ),
     "importance_weights": {
-        "old_logprobs": "is logprobs.old now",
-        "current_logprobs": "is logprobs.current now",
-        "sampler_logprobs": "is logprobs.sampler now",
-        "mask": "is batch.action_mask now",
-        **{name: f"is batch.{name} now" for name in ("advantages", "versions", "version")},
+        "old_logprobs": "it is logprobs.old now",
+        "current_logprobs": "it is logprobs.current now",
+        "sampler_logprobs": "it is logprobs.sampler now",
+        "mask": "it is batch.action_mask now",
+        **{name: f"it is batch.{name} now" for name in ("advantages", "versions", "version")},
     },
     "Needs": {
-        "weights": "is of AlgoNeeds now, and for importance_weights of CorrectionNeeds",
-        **dict.fromkeys(("unit_rows", "separator", "ratio"), "is of AlgoNeeds now"),
-        **dict.fromkeys(("episodes_at_once", "server"), "is of AgentNeeds now"),
-        "overlap_safe": "is of RewardNeeds now",
-        **dict.fromkeys(("in_place", "rounded_weights"), "is of WeightSyncTraits now"),
+        "weights": "it is a field of AlgoNeeds now, and for importance_weights of CorrectionNeeds",
+        **dict.fromkeys(("unit_rows", "separator", "ratio"), "it is a field of AlgoNeeds now"),
+        **dict.fromkeys(("episodes_at_once", "server"), "it is a field of AgentNeeds now"),
+        "overlap_safe": "it is a field of RewardNeeds now",
+        **dict.fromkeys(("in_place", "rounded_weights"), "it is a field of WeightSyncTraits now"),
     },
 }
 """Place → name that it had → what became of it."""
@@ -35,6 +35,10 @@ def moved(place: str, name: str) -> str:
 
 
 def moved_field(error: BaseException) -> str:
-    """Returns what became of a field of ``Needs`` that a plugin still gives; empty for other errors."""
+    """Returns what became of a field of ``Needs`` that a plugin still gives, or of an argument that is a record now; empty for
+    other errors.
+    """
+    if "PolicyLogprobs" in str(error):
+        return f"; logprobs is a record now: logprobs.current, logprobs.old and logprobs.sampler ({PAGE})"
     field = re.search(r"Needs.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     return moved("Needs", field[1]) if field else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, in_one_line, near_matches
 from rlhf_host.plugins.catalogue import offered
-from rlhf_host.plugins.discovery import GROUPS, PluginInfo, discover, normalised
+from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
 from rlhf_host.plugins.hints import of_choice
 from rlhf_host.plugins.spellings import other_kinds, schemes
 
@@ -94,6 +94,8 @@ def is_object(spec: str) -> bool:
 def object_missing(kind: str, spec: str) -> str:
     """Returns what to do about such a choice where the object is not at hand, as in a resume from the command line."""
     name = spec.partition(":")[2]
+    if kind in PROTOCOLS:
+        return f"{kind} {name!r} is a Python object, and {a(kind)} is chosen by its name: install it as a plugin"
     argument = {"reward": "rewards", "extension": "extensions", "tracker": "trackers"}.get(kind, kind)
     return (
         f"{kind} {name!r} is a Python object, which cannot be saved in a file: continue from Python with "

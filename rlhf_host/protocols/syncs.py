@@ -29,7 +29,7 @@ class Weights(Protocol):
         """Yield all weights, under every name of the state dict, about ``bucket_bytes`` at a time.
 
         Every rank must iterate to the end. Rank 0 gets the data; the values on other ranks are not used. Order, names and
-        shapes are the same every time.
+        shapes are the same every time. Tensors may be the parameters themselves: only read them.
         """
 
 

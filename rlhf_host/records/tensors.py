@@ -273,7 +273,9 @@ class PolicyLogprobs(NamedTuple):
     current: Tensor
     """Those of this forward pass."""
     old: Tensor
-    """Those of the trainer's weights at the start of the step, log π_old; those of this pass with one update per batch."""
+    """Those of the trainer's weights at the start of the step, log π_old; those of this pass with one update per batch, and with
+    ``train.old_logprobs sampler``, where only weights that are 0 act.
+    """
     sampler: Tensor
     """Those of the engine that sampled the tokens, log μ."""
 

@@ -43,7 +43,7 @@ from rlhf_host.training.row_evaluation import RowEvaluation
 from rlhf_host.training.row_source import RowBatches, RowSource
 from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 from rlhf_host.training.source import Source
-from rlhf_host.weight_sync.bring import Bring, Probe
+from rlhf_host.weight_sync.bring import Bring, Probe, start_sync
 
 log = logging.getLogger(__name__)
 
@@ -136,9 +136,10 @@ def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, Kep
             exact = runtime.exact and not plugin.traits.rounded
             return Probe(handles["actor"].logprobs, runtime.context_lengths["actor"], exact)
 
+        name, run_dir = f"weight sync {config.sync.name}", Path(config.run_dir) if config.run_dir else None
         bring = Bring(
-            plugin.start(WeightSyncStart(run_dir=Path(config.run_dir) if config.run_dir else None)),
-            f"weight sync {config.sync.name}",
+            start_sync(plugin, name, WeightSyncStart(run_dir=run_dir)),
+            name,
             config.sync.verify,
             start.tokenizer,
             config.rollout.temperature,

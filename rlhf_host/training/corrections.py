@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.needs import CorrectionNeeds
 from rlhf_host.records.tensors import Batch, Outputs, PolicyLogprobs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,32 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
     for key, weight in answers:
-        weight = (weight != 0 if gates_only else weight).to(tokens.dtype)
+        if CorrectionNeeds.of(hooks.needs().get(key)).weights == "row" and weight.dim() == 2:
+            raise RunError(f"{key} gave weights of tokens, {list(weight.shape)}, and its needs say weights='row': return [B]")
+        if gates_only:
+            counts = mask if weight.dim() == 2 else mask.any(-1)
+            _say_what_acts(key, bool(((weight != 0) & (weight != 1) & counts).any()))
+            weight = weight != 0
+        weight = weight.to(tokens.dtype)
         # What the plugin left in masked places would reach the gradient as 0·NaN.
         if weight.dim() == 1:
             rows = rows * torch.where(mask.any(-1), weight, 1.0)
             weight = weight.unsqueeze(-1)
             row_keys.add(key)
-        if not bool(torch.isfinite(torch.where(batch.loss_mask, weight, 1.0)).all()):
-            raise RunError(f"{key} gave non-finite numbers from importance_weights, at tokens in the loss")
+        used = torch.where(batch.loss_mask, weight, 1.0)
+        if not bool((torch.isfinite(used) & (used >= 0)).all()):
+            what = "negative" if bool(torch.isfinite(used).all()) else "non-finite"
+            raise RunError(f"{key} gave {what} numbers from importance_weights, at tokens in the loss")
         tokens = tokens * torch.where(mask, weight, 1.0)
     return Corrections(tokens, rows, frozenset(key for key, _ in answers), frozenset(row_keys))
+
+
+@cache
+def _say_what_acts(key: str, others: bool) -> None:
+    """Warns, once per plugin, if weights other than 0 and 1 have no effect."""
+    if others:
+        log.warning(
+            "%s gives weights other than 0 and 1, and with train.old_logprobs sampler only those that are 0 act: set"
+            " --train.old-logprobs recompute (in a plugin: forbid sampler)",
+            key,
+        )

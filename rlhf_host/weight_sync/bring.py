@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_host.errors import LostError, RunError, blaming
-from rlhf_host.protocols import NO_WEIGHTS, SyncTarget, WeightSource, WeightSync
+from rlhf_host.errors import LostError, PluginError, RunError, a, blaming
+from rlhf_host.protocols import NO_WEIGHTS, SyncTarget, WeightSource, WeightSync, WeightSyncPlugin, WeightSyncStart
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.weight_sync.verify import PROBES, ROUGH_TOLERANCE, RUN_TOLERANCE, probe_prompt, verified_syncs, verify_sync
 
@@ -63,19 +65,26 @@ class Bring:
         engines = [target.engine for target in targets]
         if engines != self._seen.connected:
             self._seen.connected = None
-            with blaming(self.name, "connect"):
-                await self.sync.connect(targets)
+            await self._do("connect", self.sync.connect(targets))
             self._seen.connected = engines
-        with blaming(self.name, "send"):
-            await self.sync.send(source, version)
+        await self._do("send", self.sync.send(source, version))
         if self._seen.first is None:
             self._seen.first = engines
         await self._prove(targets, version)
 
     async def close(self) -> None:
         """Release what the sync holds. May be called at any time, and more than once."""
-        with blaming(self.name, "close"):
-            await self.sync.close()
+        await self._do("close", self.sync.close())
+
+    async def _do(self, what: str, work: Awaitable[None]) -> None:
+        try:
+            with blaming(self.name, what):
+                await work
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RunError(f"{self.name} failed in {what}: work of its own was cancelled") from error
 
     async def _prove(self, targets: Sequence[SyncTarget], version: int) -> None:
         failed: dict[str, RunError] = {}
@@ -108,3 +117,17 @@ class Bring:
             )
         for name, problem in failed.items():
             log.error("engine %s is up again, but cannot serve: %s", name, problem)
+
+
+def start_sync(plugin: WeightSyncPlugin, name: str, start: WeightSyncStart) -> WeightSync:
+    """Starts a weight sync. Raises ``PluginError`` for one that lacks what ``WeightSync`` has."""
+    with blaming(name, "start"):
+        sync = plugin.start(start)
+    for method in ("connect", "send", "close"):
+        found = getattr(sync, method, None)
+        if not callable(found):
+            given = type(sync).__name__
+            raise PluginError(f"{name}: start returned {a(given)} without {method}: see rlhf_host.protocols.WeightSync")
+        if not inspect.iscoroutinefunction(found):
+            raise PluginError(f"{name}: {method} is awaited: write async def {method}")
+    return sync

@@ -36,3 +36,23 @@ def test_the_extra_that_brings_it_is_named_where_there_is_one(here, library, rem
         return
     with pytest.raises(PluginError, match=f"engine 'acme' needs {library}: pip install {remedy}$"):
         spec.build()
+
+
+@pytest.mark.parametrize(
+    ("traits", "problem"),
+    [
+        ("EngineTraits(libraries=('no.such.library',))", r"needs no.such.library: pip install no-such-library"),
+        ("Traits()", "has traits of type Traits, not EngineTraits: see rlhf_host.protocols"),
+        ("property(lambda self: 1 / 0)", "reading its traits failed: ZeroDivisionError: division by zero"),
+        (
+            "EngineTraits()\n    @hookimpl\n    def score(self, trajectories): ...",
+            "marks methods with @hookimpl, and an engine has",
+        ),
+    ],
+)
+def test_traits_that_nobody_can_use_are_refused(here, traits, problem):
+    source = SOURCE.replace('EngineTraits(libraries=("{library}",))', traits)
+    source = source.replace("import EngineTraits", "import EngineTraits, Traits\nfrom rlhf_host import hookimpl")
+    here.install("acme-engines", {"rlhf.engines": "acme = acme_engines:Acme"}, {"acme_engines.py": source})
+    with pytest.raises(PluginError, match=problem):
+        PluginSpec.of(find("engine", "acme"), {}).build()

@@ -277,13 +277,13 @@ def test_what_the_contract_had_before_says_what_to_write_instead():
             return Needs(unit_rows=True)
 
     page = "(the page 'From 0.9 to 0.10' has examples)"
-    moved = f"which is no argument of importance_weights; is logprobs.sampler now {page}"
+    moved = f"which is no argument of importance_weights; it is logprobs.sampler now {page}"
     with refuses(f"algo:a (dist-a 1.0): importance_weights() takes 'sampler_logprobs', {moved}"):
         manager(algo_a=Old())
     moved = f"; a weight sync is an object with connect, send and close now (rlhf_host.protocols.WeightSync) {page}"
     with refuses(f"extension:a (dist-a 1.0) implements 'sync_weights', which is not a hook{moved}"):
         manager(extension_a=OldSync())
-    with pytest.raises(RunError, match=re.escape(f"keyword argument 'unit_rows'; is of AlgoNeeds now {page}")):
+    with pytest.raises(RunError, match=re.escape(f"keyword argument 'unit_rows'; it is a field of AlgoNeeds now {page}")):
         manager(algo_a=OldNeeds()).one("needs")
 
 

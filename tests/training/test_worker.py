@@ -9,7 +9,7 @@ from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_off_policy import TIS
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import Batch, LossTerm, Metric, Needs, RoleNeed, hookimpl
+from rlhf_host import Batch, CorrectionNeeds, LossTerm, Metric, Needs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
@@ -19,6 +19,7 @@ from rlhf_host.models.passes import Passes
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendStart, BackendTraits
+from rlhf_host.training import corrections
 from rlhf_host.training.batching import plan_microbatches
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
@@ -379,6 +380,33 @@ def test_weights_of_the_wrong_shape_name_the_plugin(tiny_model):
         RunError, match=r"extension:p1 gave \[8, 1\] from importance_weights, expected a tensor \[8, 12\] or \[8\]"
     ):
         gradient(tiny_model, batch(), [Column()])
+
+
+def test_weights_that_are_not_what_was_said_stop_the_run(tiny_model, caplog):
+    class Said:
+        def __init__(self, weights):
+            self.weights = weights
+
+        @hookimpl
+        def needs(self):
+            return CorrectionNeeds(weights="row")
+
+        @hookimpl
+        def importance_weights(self, batch):
+            return self.weights(batch.action_mask)
+
+    with pytest.raises(RunError, match=r"extension:p1 gave weights of tokens, \[8, 12\], and its needs say weights='row'"):
+        gradient(tiny_model, batch(), [Said(lambda mask: torch.ones(mask.shape))])
+    with pytest.raises(RunError, match="extension:p1 gave negative numbers from importance_weights"):
+        gradient(tiny_model, batch(), [Said(lambda mask: -torch.ones(len(mask)))])
+    corrections._say_what_acts.cache_clear()
+    data = batch("recompute")
+    data.old_logprobs = data.sampler_logprobs
+    gradient(tiny_model, data, [Said(lambda mask: torch.full((len(mask),), 0.5))], TrainConfig(old_logprobs="sampler"))
+    assert (
+        "extension:p1 gives weights other than 0 and 1, and with train.old_logprobs sampler only those that are 0 act"
+        in caplog.text
+    )
 
 
 def test_weights_of_a_row_are_those_of_all_its_tokens(tiny_model):
