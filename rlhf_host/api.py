@@ -163,7 +163,7 @@ def train(
         if config is not None or {"preset", "run_dir"} & settings.keys():
             raise UserError("resume uses the run's own directory and settings: leave config and run_dir out")
         config = require_run(Path(resume))
-    run_dir = None if resume is None else Path(resume)
+    run_dir = None if resume is None else require_run(Path(resume)).parent
     with configured(asked, "train", config, resume=run_dir) as (run, manager):
         changes = [] if run_dir is None else check_resume(run_dir, run.config, force=force)
         for warning in [*changes, *check(run, manager, merge_needs(manager))]:

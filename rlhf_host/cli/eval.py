@@ -14,6 +14,7 @@ from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.resolve import resolve
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.errors import visible
 from rlhf_host.phases import phase
 from rlhf_host.runs.models import run_model, run_of
 
@@ -85,6 +86,7 @@ def use_model(actor: RoleConfig, path: Path, checkpoint: str | None = None) -> N
 def _print_table(metrics: Mapping[str, float]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     table.add_column("metric")
@@ -95,5 +97,5 @@ def _print_table(metrics: Mapping[str, float]) -> None:
         if name.endswith("/stderr"):
             continue
         error = metrics.get(f"{name.removesuffix('/mean')}/stderr")
-        table.add_row(name, f"{value:.4g}", *([] if error is None else [f"± {1.96 * error:.2g}"]))
+        table.add_row(Text(visible(name)), f"{value:.4g}", *([] if error is None else [f"± {1.96 * error:.2g}"]))
     Console().print(table)

@@ -105,7 +105,7 @@ def _print(replayed: Replay, count: int) -> None:
         old, new = change.old, change.new
         table.add_row(
             str(change.step),
-            old.group_id.rpartition("-")[2],
+            Text(visible(old.group_id.rpartition("-")[2])),
             str(old.sample),
             Text(shorten(visible(change.text), 40)),
             Text(shorten(visible(str(old.task.ground_truth)), 16)),
@@ -122,7 +122,7 @@ def _print(replayed: Replay, count: int) -> None:
     summary = Table(box=None, pad_edge=False, show_header=False)
     for name, value in replayed.summary().items():
         text = _pair(value["old"], value["new"]) if isinstance(value, dict) else str(value)
-        summary.add_row(name.replace("_", " "), text)
+        summary.add_row(Text(visible(name.replace("_", " "))), Text(visible(text)))
     console.print(summary)
 
 

@@ -166,5 +166,4 @@ def _resumed(line: CommandLine) -> Path | None:
     clashes = line.chosen_settings + ["--run-dir" for flag in line.flags if flag.parts == ["run_dir"]]
     if clashes:
         raise UserError(f"--resume uses the run's own directory and settings: leave {clashes[0]} out")
-    require_run(Path(run_dir))
-    return Path(run_dir)
+    return require_run(Path(run_dir)).parent

@@ -17,7 +17,7 @@ from typing import Any
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import NONE
 from rlhf_host.config.yaml_file import write_yaml
-from rlhf_host.errors import UserError, near_siblings
+from rlhf_host.errors import UserError, near_matches
 from rlhf_host.plugins.selection import parse_choice
 
 CONFIG = "config.yaml"
@@ -27,6 +27,8 @@ STATE = "state.json"
 """File of a checkpoint with what is no tensor, and with the configuration."""
 PLUGINS = "plugins.json"
 RUN = "run.json"
+RUNS = Path("runs")
+"""Where runs are written unless --run-dir says otherwise."""
 LOCK, HOLDER = ".lock", ".lock-holder"
 _STEP = re.compile(r"step-(\d{6,})")
 _MADE: set[Path] = set()
@@ -111,7 +113,7 @@ def with_run_dir(config: RunConfig, now: datetime | None = None, *, make: bool =
     name = config.name or "-".join(filter(None, parts)) or "run"
     if config.run_dir is None:
         stem = f"{(now or datetime.now()):%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.+-]+', '-', name)}"
-        numbered = (Path("runs") / (f"{stem}-{number}" if number > 1 else stem) for number in itertools.count(1))
+        numbered = (RUNS / (f"{stem}-{number}" if number > 1 else stem) for number in itertools.count(1))
         path = next(path for path in numbered if (_made(path) if make else not path.exists()))
     else:
         path = Path(config.run_dir)
@@ -136,14 +138,36 @@ def _refuse_other_files(path: Path) -> None:
         raise UserError(f"{path} is {what}: --run-dir names a directory")
 
 
+def named_run(path: Path) -> Path:
+    """The run in ``runs/`` that a name means, or a place inside it; the path itself where it exists, or where there is no such run.
+    ``rlhf runs`` shows these names."""
+    path = path.expanduser()
+    if path.is_absolute() or not path.parts or path.exists() or not (RUNS / path.parts[0] / CONFIG).is_file():
+        return path
+    return RUNS / path
+
+
 def require_run(path: Path) -> Path:
     """The run's ``config.yaml``. Raises ``UserError`` when ``path`` is no run directory."""
+    path = named_run(path)
     if not path.is_dir():
-        near = near_siblings(path) or " (a run that has just begun has none yet)"
+        if path.exists():
+            raise UserError(f"{path} is a file: a run directory is what rlhf train writes, such as runs/<time>-<name>")
+        near = near_matches(str(path), near_runs(path)) or " (a run that has just begun has none yet)"
         raise UserError(f"{path}: no such run directory{near}")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} has no {CONFIG}: a run directory is what rlhf train writes, such as runs/<time>-<name>")
     return path / CONFIG
+
+
+def near_runs(path: Path) -> list[str]:
+    """What could have been meant by a path that does not exist: the runs beside it, and for a name alone those in ``runs/``."""
+    named = _runs_in(RUNS) if len(path.parts) == 1 else []
+    return [*(str(path.parent / each.name) for each in _runs_in(path.parent)), *(each.name for each in named)]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if (each / CONFIG).is_file()] if folder.is_dir() else []
 
 
 def config_yaml(config: RunConfig) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import UserError, near_siblings
+from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_files
 from rlhf_host.models.quickstart import MODEL, quickstart_model_dir
 
@@ -53,7 +53,10 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
     if path.is_dir():
         _check_directory(path, weights)
         return ModelPlace(str(path), local=True)
-    match = near_siblings(path)
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    match = near_matches(
+        str(path), [str(path.parent / each.name) for each in beside if each.is_dir() or each.suffix == ".gguf"]
+    )
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
         raise UserError(f"no model at {name}{match or ': no such file or directory'}")
     if not _cached(name) and (match or not hub_answers()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.config.run_dir import require_run
+    from rlhf_host.config.run_dir import named_run, require_run
     from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
     from rlhf_host.runs.models import RunModel, run_model, run_of
     from rlhf_host.runs.usual import usual_settings
@@ -23,6 +23,7 @@ _HOME = {
     "RunDirectory": "runs.directory",
     "RunModel": "runs.models",
     "flat": "runs.directory",
+    "named_run": "config.run_dir",
     "read_steps": "training.saved_rows",
     "refuse_damaged": "training.checkpoints",
     "require_run": "config.run_dir",
@@ -37,6 +38,7 @@ __all__ = [
     "RunDirectory",
     "RunModel",
     "flat",
+    "named_run",
     "read_steps",
     "refuse_damaged",
     "require_run",

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.run_dir import CONFIG, PLUGINS, about_run, checkpoint_dirs, in_use, require_run
+from rlhf_host.config.run_dir import CONFIG, PLUGINS, about_run, checkpoint_dirs, in_use, named_run, require_run
 from rlhf_host.config.tree import SHORTHANDS
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import UserError, near_matches
@@ -23,15 +23,17 @@ _SHORT = {f"roles.{role}.": f"{short}." for short, role in SHORTHANDS.items()}
 
 
 class RunDirectory:
-    """Reader of a run directory. It reads on demand, and tolerates half-written files of a killed run.
+    """Reader of a run directory, or of the run in ``runs/`` with this name. It reads on demand, tolerates half-written files of a
+    killed run, and notes what it could not read in ``damage``.
 
     Raises:
         UserError: ``path`` is not a run directory.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = named_run(Path(path))
         require_run(self.path)
+        self._damage: dict[Path, str] = {}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -51,9 +53,12 @@ class RunDirectory:
         try:
             found: Any = json.loads(path.read_text("utf-8"))
         except (FileNotFoundError, ValueError):
-            return []
+            found = None
         rows = found if isinstance(found, list) else []
-        return [row for row in rows if isinstance(row, dict) and {"kind", "alias", "name"} <= row.keys()]
+        known = [row for row in rows if isinstance(row, dict) and {"kind", "alias", "name"} <= row.keys()]
+        if not known or len(known) < len(rows):
+            self._damage[path] = f"{path} is damaged or missing: it has no plugins, or lacks some"
+        return known
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -81,7 +86,7 @@ class RunDirectory:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``, one per step, by step."""
-        rows = {row["step"]: row for row in _rows(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
+        rows = {row["step"]: row for row in self._rows(self.path / "metrics.jsonl") if isinstance(row.get("step"), int)}
         return [rows[step] for step in sorted(rows)]
 
     @cached_property
@@ -104,9 +109,16 @@ class RunDirectory:
 
     @property
     def step(self) -> int:
-        """Last logged step."""
-        rows = self.metrics
+        """Last logged step; if there are no metrics to read, the one that ``run.json`` has."""
+        rows, noted = self.metrics, self.about.get("step")
+        if not rows and isinstance(noted, int):
+            return noted
         return int(rows[-1]["step"]) if rows else 0
+
+    @property
+    def damage(self) -> list[str]:
+        """What could not be read of the files that were read so far, a line per file."""
+        return list(self._damage.values())
 
     @property
     def steps(self) -> int | None:
@@ -139,17 +151,31 @@ class RunDirectory:
 
     def rows(self, split: str, step: int) -> list[dict[str, Any]]:
         """Returns the trajectories of a step, as in ``trajectories/``."""
-        return list(_rows(self.trajectories[split, step]))
+        return list(self._rows(self.trajectories[split, step]))
 
     @cached_property
     def draws(self) -> dict[str, int]:
         """Outcomes of the tasks that were drawn, from ``ledger.jsonl``: outcome → number."""
         counts: dict[str, int] = {}
-        for row in _rows(self.path / "ledger.jsonl"):
+        for row in self._rows(self.path / "ledger.jsonl"):
             with suppress(KeyError, TypeError, ValueError):
                 for *_, outcome in row["draws"]:
                     counts[outcome] = counts.get(outcome, 0) + 1
         return counts
+
+    def _rows(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yields the complete lines of JSON objects; a killed run may have left part of one at the end."""
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        bad = []
+        for number, line in enumerate(lines, 1):
+            row = _object(line)
+            if row is not None:
+                yield row
+            elif line.strip() and (number < len(lines) or self.status not in ("running", "killed")):
+                bad.append(number)
+        if bad:
+            more = f", and {len(bad) - 1} more such lines" if len(bad) > 1 else ""
+            self._damage[path] = f"{path}:{bad[0]}: damaged, left out: not a JSON object{more}"
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -168,13 +194,10 @@ def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the complete lines of JSON objects; a killed run may have left part of one."""
-    if path.exists():
-        for line in path.read_bytes().splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                yield row
+def _object(line: bytes) -> dict[str, Any] | None:
+    """Returns a line's JSON object, if it is one."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs
-from rlhf_host.errors import UserError, near_matches, near_siblings
+from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs, named_run, near_runs
+from rlhf_host.errors import UserError, near_matches
 
 ACTOR = "actor"
 LINKS = {Path(link).name: link for link in (BEST, LAST)}
@@ -31,17 +31,21 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
     """Returns the model that ``path`` means.
 
     Args:
-        path: a run directory, a checkpoint, or the directory of a model. A finished run's is the final model, any other run's
-            that of the newest checkpoint. Loading checks that a checkpoint's model is as it was written.
+        path: a run directory or its name in ``runs/``, a checkpoint, or the directory of a model. A finished run's is the final
+            model, any other run's that of the newest checkpoint. Loading checks that a checkpoint's model is as it was written.
         checkpoint: checkpoint in a run directory: ``best``, ``last`` or a step.
         role: role of the model; roles other than the actor are only in checkpoints.
 
     Raises:
         UserError: there is no such model.
     """
-    path = path.expanduser()
+    path = named_run(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory{near_siblings(path)}")
+        if path.exists():
+            raise UserError(f"{path} is a file: give a model directory, a checkpoint or a run directory")
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        known = [*near_runs(path), *(str(path.parent / each.name) for each in beside if each.is_dir())]
+        raise UserError(f"{path}: no such directory{near_matches(str(path), dict.fromkeys(known))}")
     if (path / CONFIG).is_file() or (path / "checkpoints").is_dir():
         return _of_run(path, checkpoint, role)
     if checkpoint is not None:
@@ -59,10 +63,11 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
 
 
 def run_of(path: Path) -> Path | None:
-    """Returns the run directory that ``path`` is, or is inside."""
-    path = path.expanduser()
+    """Returns the run directory that ``path`` is, or is inside, in the form in which it is given."""
+    path = named_run(path)
     # RUN/checkpoints/step-000001/roles/critic is the deepest.
-    return next((parent for parent in (path, *path.absolute().parents[:4]) if (parent / CONFIG).is_file()), None)
+    above = [parent for parent in path.parents[:4] if parent != Path()]
+    return next((parent for parent in (path, *above, *path.absolute().parents[:4]) if (parent / CONFIG).is_file()), None)
 
 
 def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
@@ -123,7 +128,8 @@ def _step(path: Path) -> int | None:
         if (parent / "state.json").is_file() and (step := name.removeprefix("step-")).isdecimal():
             return int(step)
     about = about_run(path.absolute().parent)
-    return about["step"] if path.name == "model" and about.get("status") == "finished" else None
+    last = about.get("step") if path.name == "model" and about.get("status") == "finished" else None
+    return last if isinstance(last, int) else None
 
 
 def _is_model(path: Path) -> bool:

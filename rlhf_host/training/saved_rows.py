@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlhf_host.config.run_dir import CONFIG, named_run, near_runs
+from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
@@ -38,6 +40,8 @@ class SavedStep:
     """Place of the first row, for messages."""
     tokens: bool = True
     """True if the token ids are from the file, and not stand-ins."""
+    joined: bool = False
+    """True if several turns without tokens became one text."""
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -173,13 +177,14 @@ class _Row(_Strict):
     sampling: dict[str, int | float] = {}
 
 
-def read_steps(path: Path, *, texts: bool = False) -> list[SavedStep]:
+def read_steps(path: Path, *, texts: bool = False, joined: bool = False) -> list[SavedStep]:
     """Reads the steps of a file, or of the files of a run's ``trajectories/``, in order. Numbers that were not finite are NaN.
 
     Texts are read from the file, so whole segments need no tokenizer.
 
     Args:
         texts: texts are enough; tokens that are not in the file become as many stand-ins.
+        joined: with ``texts``, several turns without tokens become one, with their whole text.
 
     Raises:
         UserError: a line is not a trajectory; names file and line.
@@ -192,7 +197,8 @@ def read_steps(path: Path, *, texts: bool = False) -> list[SavedStep]:
         for index, values in enumerate(rows.rows):
             where = rows.where(index)
             tokens = "segments" in values or not texts
-            row = _parse(values if tokens else _with_stand_ins(values, where), where)
+            one = not tokens and joined and values.get("full_text") is not None
+            row = _parse(values if tokens else _with_stand_ins(_as_one_turn(values) if one else values, where), where)
             key = (row.step, row.split)
             if key != last and key in steps:
                 raise UserError(f"{where}: step {row.step} continues after another step began: sort the file by step")
@@ -200,7 +206,7 @@ def read_steps(path: Path, *, texts: bool = False) -> list[SavedStep]:
                 then, _ = owners[row.group_id]
                 raise UserError(f"{where}: the group {row.group_id!r} is in step {row.step} and in step {then}")
             step = steps.setdefault(key, SavedStep(*key, [], row.weights, row.sampling, where))
-            step.tokens = step.tokens and tokens
+            step.tokens, step.joined = step.tokens and tokens, step.joined or one
             step.rows.append(_trajectory(row, where))
             last = key
     if not steps:
@@ -209,25 +215,36 @@ def read_steps(path: Path, *, texts: bool = False) -> list[SavedStep]:
 
 
 def _files(path: Path) -> list[Path]:
-    path = path.expanduser()
+    path = named_run(path)
     if path.is_dir():
         for folder in (path, path / "trajectories"):
             if files := sorted(folder.glob("train-step-*.jsonl")):
                 return files
         evaluated = sorted([*path.glob("eval-step-*.jsonl"), *path.glob("trajectories/eval-step-*.jsonl")])
         more = (
-            f"; of evaluations there is {evaluated[-1]}, and training writes every --trajectories.every steps"
+            f"; of evaluations there is {evaluated[-1]}, and training writes every --trajectories.every steps{_every(path)}"
             if evaluated
             else ""
         )
         none = f"{path} has no trajectories/train-step-*.jsonl"
         raise UserError(f"{none}: give a file, a run directory or its trajectories/{more}")
     if not path.exists():
-        siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such file or directory{near_matches(path.name, siblings)}")
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        known = [*near_runs(path), *(str(path.parent / each.name) for each in beside if not each.name.startswith("."))]
+        raise UserError(f"{path}: no such file or directory{near_matches(str(path), dict.fromkeys(known))}")
     if file_format(path) not in LINES:
         raise UserError(f"{path}: trajectories are JSON lines: .jsonl")
     return [path]
+
+
+def _every(run: Path) -> str:
+    """Returns how often the run writes, if its settings say it."""
+    settings: Any = plain(read_yaml(run / CONFIG)) if (run / CONFIG).is_file() else None
+    try:
+        every = int(settings["trajectories"]["every"])
+    except (TypeError, KeyError, ValueError):
+        return ""
+    return f", here {every}, first of step {every}" if every > 1 else ", here none" if every == 0 else ""
 
 
 def _parse(values: Mapping[str, Any], where: str) -> _Row:
@@ -245,6 +262,12 @@ def _parse(values: Mapping[str, Any], where: str) -> _Row:
     if problem := _inconsistency(row):
         raise UserError(f"{where}: {problem}")
     return row
+
+
+def _as_one_turn(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row whose text is that of all its turns; what is counted by turn is left out."""
+    left_out = ("full_text", "verdicts", "agent_rewards")
+    return {name: value for name, value in values.items() if name not in left_out} | {"text": values["full_text"]}
 
 
 def _with_stand_ins(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:

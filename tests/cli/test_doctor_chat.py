@@ -42,6 +42,16 @@ def test_what_a_template_can_express(rlhf_here, tiny_model, tmp_path, template, 
         assert findings["tools"]["advice"].startswith("put the tools into the system prompt")
 
 
+def test_a_run_stands_for_its_model(rlhf_here, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, tmp_path / "runs/first/model")
+    (tmp_path / "runs/first/config.yaml").write_text("{}\n")
+    for name in ("first", "runs/first", "runs/first/model"):
+        result = rlhf_here("doctor", "--chat", name)
+        assert result.exit_code == 0, result.output
+        assert "Chat template" in result.stdout
+
+
 def test_a_model_that_is_not_there(rlhf_here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = rlhf_here("doctor", "--chat", "./nowhere")

@@ -177,6 +177,15 @@ def test_checkpoints_by_name_step_or_directory(rlhf_here, runs, tmp_path):
         assert f"after step {int(model.parent.name[5:])} of 2" in (tmp_path / way / "README.md").read_text()
 
 
+def test_a_checkpoint_is_called_by_its_place_in_the_run(rlhf_here, runs, tmp_path, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/first").symlink_to(runs("plain").absolute())
+    monkeypatch.chdir(tmp_path)
+    for number, place in enumerate(("runs/first/checkpoints/step-000001", "first/checkpoints/step-000001")):
+        result = rlhf_here("export", place, "--to", f"to{number}")
+        assert result.stdout == f"to{number}: checkpoints/step-000001/model of runs/first, step 1, float32\n"
+
+
 def test_the_type_of_the_weights(rlhf_here, runs, tmp_path):
     for name in ("plain", "lora"):
         result = rlhf_here("export", runs(name), "--to", tmp_path / name, "--dtype", "bfloat16")

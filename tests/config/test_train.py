@@ -432,7 +432,10 @@ def test_resume_takes_the_runs_settings_and_flags_on_top(rlhf, trained):
 
 def test_resume_refuses_what_is_no_run(rlhf):
     Path("run").mkdir()
-    assert rlhf.refused("train", "--resume", "runn") == ["runn: no such run directory; did you mean 'run'?"]
+    assert rlhf.refused("train", "--resume", "runn") == ["runn: no such run directory (a run that has just begun has none yet)"]
+    Path("run2").mkdir()
+    Path("run2/config.yaml").touch()
+    assert rlhf.refused("train", "--resume", "runn") == ["runn: no such run directory; did you mean 'run2'?"]
     message = "run has no config.yaml: a run directory is what rlhf train writes, such as runs/<time>-<name>"
     assert rlhf.refused("train", "--resume", "run") == [message]
     Path("run/config.yaml").write_text("seed: 1\n")

@@ -150,4 +150,7 @@ def test_what_goes_is_the_whole_distribution_and_never_the_host(plugins):
         "rlhf-plugin-grpo",
     ]
     assert plugins("uninstall", "kl").stderr == "Error: 'kl' is part of rlhf-host itself; --disable kl leaves it out\n"
+    assert plugins("uninstall", "rlhf-host").stderr.startswith(
+        "Error: rlhf-host is no plugin: pip uninstall rlhf-host removes it"
+    )
     assert plugins("uninstall", "rlo").stderr == "Error: 'rlo' is not installed; did you mean 'rloo'?\n"

@@ -108,3 +108,25 @@ def test_a_file_of_texts_alone(rlhf_here, tmp_path):
     (tmp_path / "train-step-000001.jsonl").write_text(json.dumps(line) + "\n")
     result = rlhf_here("episodes", tmp_path)
     assert "     prompt  1+1=\n     answer  2\n" in result.stdout
+
+
+def test_several_turns_without_tokens_are_one_text(rlhf_here, tmp_path):
+    """What a run saves by default."""
+    line = {"step": 1, "group_id": "g", "prompt": "1+1=", "length": 3, "rewards": {"agent": 1.0}, "reward": 1.0, "label": "2"}
+    rows = [
+        {**line, "episode_id": "e-1", "text": "2", "full_text": "3 no, again: 2"},
+        {**line, "episode_id": "e-2", "text": "2"},
+    ]
+    (tmp_path / "train-step-000001.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = rlhf_here("episodes", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "     prompt  1+1=\n     answer  3 no, again: 2\n" in result.stdout
+    assert result.stderr.count("--trajectories.tokens saves them by turn") == 1
+
+
+def test_when_a_run_saves_its_first_episodes(rlhf_here, tmp_path):
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories/eval-step-000000.jsonl").write_text("{}\n")
+    (tmp_path / "config.yaml").write_text("trajectories: {every: 10}\n")
+    said = rlhf_here("episodes", tmp_path).output
+    assert "training writes every --trajectories.every steps, here 10, first of step 10" in said

@@ -6,50 +6,6 @@ import json
 
 import pytest
 
-from rlhf_host.settings import write_yaml
-
-SETTINGS = {
-    "algo": {"name": "rloo", "clip_eps": 0.2},
-    "reward": {"exact": {"name": "exact", "weight": 1.0}},
-    "roles": {"actor": {"model": "models/small", "lr": 1e-6}},
-    "data": {"sources": ["train.jsonl"]},
-    "train": {"steps": 20},
-    "checkpoint": {"best": None},
-}
-PLUGINS = [
-    {"kind": "algo", "alias": "rloo", "name": "rloo", "weight": None},
-    {"kind": "reward", "alias": "exact", "name": "exact", "weight": 2.0},
-]
-
-
-@pytest.fixture
-def make(tmp_path):
-    def made(name, *, slope=0.01, steps=20, settings=None, about=None, entropy=1.0):
-        run = tmp_path / "runs" / name
-        (run / "trajectories").mkdir(parents=True)
-        run.joinpath("config.yaml").write_text(write_yaml(SETTINGS | (settings or {})))
-        run.joinpath("plugins.json").write_text(json.dumps(PLUGINS))
-        ended = {"started": 1_700_000_000.0 + len(list(run.parent.iterdir())), "status": "finished", "steps": 20}
-        run.joinpath("run.json").write_text(json.dumps(ended | (about or {})))
-        rows = []
-        for step in range(steps + 1):
-            row = {"step": step, "reward/mean": 0.2 + slope * step, "entropy": entropy * 0.5**step} if step else {"step": 0}
-            rows.append(row | ({"eval/pass@1": 0.2 + slope * step} if step % 10 == 0 else {}))
-        run.joinpath("metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        draws = [[number, "train.jsonl", number, "trained" if number else "dropped: hard"] for number in range(5)]
-        run.joinpath("ledger.jsonl").write_text(json.dumps({"step": 1, "version": 0, "draws": draws}) + "\n")
-        answers = [
-            {"source": "s", "task": task, "prompt": f"{task}+1=", "text": f"{name} says {task}", "label": str(task + 1)}
-            | {"reward": float(task), "length": 3}
-            for task in range(4)
-        ]
-        for split in ("train", "eval"):
-            file = run / f"trajectories/{split}-step-{steps:06d}.jsonl"
-            file.write_text("".join(json.dumps(row) + "\n" for row in answers))
-        return run
-
-    return made
-
 
 def test_runs_are_listed(rlhf_here, make, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -195,3 +151,14 @@ def test_damaged_files_are_forgiven_or_named(rlhf_here, make, tmp_path, file, co
             assert "config.yaml has no train" in result.stderr
     assert "two" in rlhf_here("runs", run.parent).stdout, "one damaged run hides no other"
     assert "NaN" not in rlhf_here("report", run, "-o", page).stdout
+
+
+def test_a_page_replaces_a_page_and_nothing_else(rlhf_here, make, tmp_path):
+    run, page = make("one"), tmp_path / "page.html"
+    for _ in range(2):
+        assert rlhf_here("report", run, "-o", page).exit_code == 0
+    before = (run / "config.yaml").read_text()
+    done = rlhf_here("report", run, "-o", run / "config.yaml")
+    assert done.exit_code == 2
+    assert "config.yaml exists, and is no page: remove it, or choose another --output" in done.stderr
+    assert (run / "config.yaml").read_text() == before

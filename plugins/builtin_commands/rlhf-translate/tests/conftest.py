@@ -43,6 +43,7 @@ def translated(algorithms, rlhf_here, tmp_path):
 
     def run(path, *flags):
         out = tmp_path / "ours.yaml"
+        out.unlink(missing_ok=True)
         done = rlhf_here("translate", path, "-o", out, *flags)
         assert done.exit_code == 0, done.output
         return done.output, out.read_text(), plain(read_yaml(out))

@@ -36,3 +36,8 @@ def flat(values, above=""):
 
 def flag(key):
     return f"--{key.removesuffix('.name').replace('_', '-')}"
+
+
+def alone(command):
+    """Flags that say that a command of TRL which does not tell starts one process."""
+    return ("--processes", "1") if command.startswith("trl ") and "--num_processes" not in command else ()

@@ -289,7 +289,8 @@ def test_a_number_of_processes_that_the_file_says_itself(rlhf_here, script):
     done = rlhf_here(
         "translate", script("torchrun --nproc_per_node 2 trl/scripts/sft.py --dataset_name d\n"), "--processes", "4"
     )
-    assert "1: says how many processes there are: --processes has no effect" in done.output
+    assert done.exit_code == 2
+    assert re.search(r"Error: --processes 4: \S*train.sh:1: says how many processes there are$", done.output)
 
 
 MAPPINGS = """from trl import GRPOConfig

@@ -198,7 +198,7 @@ def test_a_mixture_of_data(translated, script):
         {"path": "a/b", "subset": "main", "split": "train", "weight": 0.3},
         {"path": "c.jsonl", "weight": 0.7},
     ]
-    assert values["reward"] == {"f": {"name": "my.py:f"}}
+    assert values["reward"] == {"f": {"name": UNSET}}
 
 
 def test_an_option_given_twice(translated, script):
@@ -273,7 +273,10 @@ def test_models_on_devices_of_their_own(translated, script):
     assert values["data"]["sources"] == [{"path": "a", "weight": 0.3}, {"path": "b", "weight": 0.7}]
 
 
-def test_rewards_of_trl(translated, script):
+def test_rewards_of_trl(translated, script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my/rewards.py").touch()
     _, _, values = translated(
         script(
             "accelerate launch --num_processes 2 trl/scripts/grpo.py --model_name_or_path m --dataset_name d --use_vllm True"

@@ -47,7 +47,7 @@ class Shown:
             "headline": run.headline,
             "about": {**run.about, "status": run.status},
             "draws": run.draws,
-            "warnings": run.warnings,
+            "warnings": [*run.warnings, *run.damage],
             "plugins": run.plugins,
             "requirements": _text(run.path / "requirements.txt"),
             "settings": settings,
@@ -99,6 +99,7 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
         if left_out:
             notices.append(f"{name}: the answers of {len(left_out)} steps are left out, as the page would be too large")
         heads.append(shown.head() | {"places": steps[::-1], "left_out": left_out[::-1]})
+        notices += run.damage
     chunks["head"] = pack(heads)
     return document(names, chunks)[0], notices
 

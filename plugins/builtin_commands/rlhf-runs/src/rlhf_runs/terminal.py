@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import plotille
+from rich.text import Text
+
+from rlhf_host.commands import visible
 
 Curve = tuple[Sequence[int], Sequence[float]]
 """Steps and values."""
@@ -44,6 +47,11 @@ def number(value: float) -> str:
     if abs(value) >= 1e6 or abs(value) < 1e-3:
         return f"{value:.2e}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def cell(text: str) -> Text:
+    """Returns a text for a table as it is: rich would read words in square brackets as styles."""
+    return Text(visible(text))
 
 
 def short(value: Any) -> str:

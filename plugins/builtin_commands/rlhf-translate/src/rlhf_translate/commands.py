@@ -14,6 +14,7 @@ from rlhf_translate.files import configuration, leaves_in, leaves_of
 from rlhf_translate.launch import beside, says, start_of
 from rlhf_translate.options import Option, split_items
 from rlhf_translate.programs import (
+    BY_ROLE,
     METHODS,
     OTHERS,
     PROJECTS,
@@ -81,7 +82,11 @@ _CONFIG_NAMES = {"ppo_trainer": "", "ppo_megatron_trainer": "", "sft_trainer": "
 
 
 def find_commands(
-    path: Path, origin: str | None = None, given: Mapping[str, str] | None = None, processes: int | None = None
+    path: Path,
+    origin: str | None = None,
+    given: Mapping[str, str] | None = None,
+    processes: int | None = None,
+    text: str | None = None,
 ) -> tuple[list[Command], list[str]]:
     """Returns the training commands of a file, and lines about other commands in it.
 
@@ -89,14 +94,17 @@ def find_commands(
         origin: ``PROJECT[:METHOD][==VERSION]``, if the file does not tell.
         given: values of variables that a script does not set.
         processes: number of processes of a command that does not tell it.
+        text: of a script that is in no file.
 
     Raises:
         UserError: the file cannot be read, or has no training command.
     """
     whose = origin_of(origin)
-    if path.is_dir():
+    if text is not None:
+        commands, others = _in_script(path, text, whose, given or {})
+    elif path.is_dir():
         raise UserError(f"{path}: is a directory: give a shell script, a Python script of TRL, or a YAML file of verl or TRL")
-    if path.suffix in (".yaml", ".yml"):
+    elif path.suffix in (".yaml", ".yml"):
         if given:
             raise UserError(f"--set: {path} is no script, and has no variables")
         command, others = configuration(path, whose), list[str]()
@@ -107,12 +115,28 @@ def find_commands(
     else:
         commands, others = _in_script(path, _text(path), whose, given or {})
     if processes is not None:
-        for command in commands:
-            if command.processes.line and not command.processes.missing:
-                others.append(f"{path}:{command.processes.line}: says how many processes there are: --processes has no effect")
-            else:
-                command.processes = says(processes)
+        others += _told_processes(commands, processes, path)
     return commands, others
+
+
+def _told_processes(commands: Sequence[Command], number: int, path: Path) -> list[str]:
+    """Tells commands how many processes there are, and returns lines about those that know it.
+
+    Raises:
+        UserError: all of them do.
+    """
+    own = []
+    for command in commands:
+        told, place = says(number), command.processes.file or str(path)
+        if (command.project, command.method) in BY_ROLE:
+            own.append(f"{path}:{command.line}: says on how many devices each role is")
+        elif command.processes.line and not command.processes.missing:
+            own.append(f"{place}:{command.processes.line}: says how many processes there are")
+        else:
+            command.processes = told
+    if len(own) == len(commands):
+        raise UserError("\n".join(f"--processes {number}: {line}" for line in own))
+    return [f"{line}: --processes has no effect" for line in own]
 
 
 def _text(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from rlhf_host import UserError
-from rlhf_host.settings import Located, plain, read_yaml
+from rlhf_host.settings import Located, Names, RunConfig, plain, read_yaml
 from rlhf_translate.elsewhere import names
 from rlhf_translate.options import Option
 from rlhf_translate.programs import METHODS, PROJECTS, Command, Origin
@@ -97,11 +98,24 @@ def _project(path: Path, leaves: Sequence[Option]) -> str:
     titles = {project: title for project, title in PROJECTS.items() if project != "openrlhf"}  # which reads no files
     hits = {project: sum((title, leaf.name) in known for leaf in leaves) for project, title in titles.items()}
     best, other = max(hits, key=lambda project: hits[project]), max(others, key=lambda name: others[name])
+    if not hits["verl"] and heads & {"algo", "actor", "data", "rollout", "reward", "train"} and all(map(_is_ours, heads)):
+        raise UserError(f"{path}: is a configuration of rlhf already: rlhf train --config {path}")
     if others[other] >= 2 and hits["verl"] < 3 and not heads & {"dataset_name", "reward_funcs"}:
         raise UserError(_other(path, other, leaves))
     if not hits[best]:
         raise UserError(f"{path}: has no names of verl or TRL that are known here; --from PROJECT says whose it is")
     return best
+
+
+@cache
+def _sections() -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in RunConfig.model_fields.items())
+
+
+def _is_ours(head: str) -> bool:
+    """Returns True for a section of our own files."""
+    place, plugin = Names().place(head)
+    return plugin is not None or place != (head,) or head in _sections()
 
 
 def _method(path: Path, project: str, leaves: Sequence[Option]) -> str:

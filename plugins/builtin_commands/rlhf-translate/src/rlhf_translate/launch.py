@@ -172,4 +172,4 @@ def says(number: int) -> Option:
     """Returns the number of processes given by the reader, for a command whose file does not tell it."""
     if number < 1:
         raise UserError("--processes: should be 1 or more")
-    return Option(PROCESSES, (str(number),))
+    return Option(PROCESSES, (str(number),), shown=f"--processes {number}")

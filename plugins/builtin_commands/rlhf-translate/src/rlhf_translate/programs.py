@@ -18,6 +18,9 @@ METHODS = {
 }
 """Project → methods that its programs train, in its own words. The first is that of a file that does not tell."""
 
+BY_ROLE = (("openrlhf", "ppo_ray"), ("verl", "ppo"))
+"""Programs whose options say on how many devices each role is; the number of their own processes says nothing."""
+
 _NAMES = {
     "openrlhf": "train_ppo_ray, train_dpo, train_sft, train_rm, train_kto, train_kd, train_prm",
     "trl": "trl grpo, trl rloo, trl dpo, trl sft, trl kto, trl reward, and prm.py",

@@ -43,7 +43,8 @@ def python_command(path: Path, text: str, origin: Origin) -> Command | None:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"{path}:{getattr(error, 'lineno', 1)}: is not valid Python: {error}") from error
+        line, why = getattr(error, "lineno", 1), getattr(error, "msg", str(error))
+        raise UserError(f"{path}:{line}: is not valid Python: {why}") from error
     script = _Script(tree, path)
     made = [call for call in script.calls if _named(call, "Config", _METHODS)]
     if not made:

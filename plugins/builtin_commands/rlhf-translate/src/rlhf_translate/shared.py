@@ -194,3 +194,13 @@ def sources(
         entry |= {"weight": float(shares[number])} if number < len(shares) else {}
         entries.append(entry)
     return entries
+
+
+def critic_first(steps: int, has_critic: bool, remark: str) -> Outcome:
+    """Returns first steps in which the actor does not learn: other projects have them without a critic too."""
+    if has_critic:
+        return to({"algo.critic_warmup": steps}, remark if steps else "")
+    if not steps:
+        return same("the actor learns from the first step, as it does here")
+    first = "step" if steps == 1 else f"{steps} steps"
+    return lost(f"without a critic nothing at all learns in the first {first} there; here the actor learns from the first")

@@ -73,7 +73,7 @@ def translate(command: Command, file: str) -> Translation:
         if not draft.take_out(trial, refused, unfit):
             break
     draft.leave_our_defaults_out(trial)
-    typed = {path: _typed(path, value, trial.values) for path, value in draft.settings.items()}
+    typed = {path: _typed(path, value, trial.values or draft.alone(path)) for path, value in draft.settings.items()}
     asked = [key for note in notes if note.outcome.asks for key in note.outcome.asks]
     return Translation(command, reading.version, notes, typed, draft.causes, refusals(trial, asked))
 
@@ -115,6 +115,12 @@ class _Draft:
     def tried(self, settings: Mapping[str, Any] | None = None) -> Trial:
         settings = self.settings if settings is None else settings
         return load({**settings, **self.stand_ins}, {path: self.place(path) for path in (*settings, *self.stand_ins)})
+
+    def alone(self, path: str) -> Mapping[str, Any]:
+        """Returns the configuration with one setting, and the plugin that it is an option of: the whole one is not valid."""
+        plugins = {f"{path[: place + 1]}name" for place, letter in enumerate(path) if letter == "."}
+        chosen = {name: value for name, value in {**self.stand_ins, **self.settings}.items() if name in plugins}
+        return load({**chosen, path: self.settings[path]}, {name: self.place(name) for name in (*chosen, path)}).values
 
     def take_out(self, trial: Trial, refused: dict[Option, str], unfit: dict[str, str]) -> bool:
         """Notes which settings are invalid; returns True if there was one. A setting that nobody could set has no counterpart;

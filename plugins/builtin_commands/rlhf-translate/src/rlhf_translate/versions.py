@@ -40,8 +40,13 @@ class Version:
     """Options of the command that other versions lack."""
     foreign: tuple[str, ...] = ()
     """Options that this version lacks."""
-    said: bool = False
-    """True if the reader gave the version."""
+    said: str = ""
+    """The version that the reader gave."""
+
+    @property
+    def known(self) -> bool:
+        """True if it is what the reader gave."""
+        return f"{self.number}.".startswith(f"{self.said}.")
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -79,7 +84,7 @@ def recognise(
         key=lambda name: len(present[name]),
     )
     foreign = [name for name in names if name not in table or number not in present[name]]
-    return Version(number, fitting[0], number, tuple(by), tuple(foreign), bool(said))
+    return Version(number, fitting[0], number, tuple(by), tuple(foreign), said)
 
 
 def _nearest(known: Sequence[str], said: str) -> str:

@@ -14,7 +14,7 @@ from rlhf_translate.in_code import IN_CODE
 from rlhf_translate.notes import Note
 from rlhf_translate.programs import PROJECTS
 from rlhf_translate.translation import Translation
-from rlhf_translate.versions import differing, spans
+from rlhf_translate.versions import differing, spans, versions
 
 WIDTH = 120
 SHORT = 60
@@ -54,8 +54,12 @@ def version_lines(translation: Translation) -> Iterator[str]:
     """Yields lines about the assumed version of the command, the reasons, and differences in other versions."""
     command, version = translation.command, translation.version
     title = PROJECTS[command.project]
-    if version.said:
+    if version.said and version.known:
         yield f"Version: {title} {version.number}, as --from says."
+    elif version.said:
+        first, *_, last = versions(command.project)
+        why = f"{version.said} of --from is not known here; known are {first} to {last}"
+        yield f"Version: read as {title} {version.number}: {why}."
     else:
         all_ = f"{title} {version.number}"
         if version.first != version.number:
@@ -111,7 +115,9 @@ def described(note: Note) -> str:
 
 def _option(note: Note) -> str:
     if note.option.name == "processes":
-        return f"number of processes (line {note.option.line})" if note.option.line else "one process"
+        if note.option.line:
+            return f"number of processes ({note.option.place})"
+        return note.option.shown or "one process"
     return f"{note.option.text} ({note.option.place})" if note.option.line else f"{_DEFAULT}{note.option.text}"
 
 

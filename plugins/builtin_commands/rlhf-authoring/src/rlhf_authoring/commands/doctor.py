@@ -24,7 +24,7 @@ LABEL = 20
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print an object instead of a report.")
-@click.option("--chat", "model", metavar="MODEL", help="Look at a model's chat template instead: turns, tools, reasoning.")
+@click.option("--chat", "model", metavar="MODEL|RUN", help="Look at a model's chat template instead: turns, tools, reasoning.")
 @click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one import may take.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool, model: str | None, deadline: float) -> None:

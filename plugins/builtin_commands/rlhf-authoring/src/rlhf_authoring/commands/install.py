@@ -127,6 +127,8 @@ def _owner(name: str, known: Iterable[PluginInfo]) -> str:
     if len(owners) > 1:
         raise UserError(f"{name!r} comes with {' and '.join(sorted(owners))}: give the distribution")
     (owner,) = owners
+    if normalised(name) == HOST:
+        raise UserError(f"{HOST} is no plugin: pip uninstall {HOST} removes it, and all plugins are without a host then")
     if normalised(owner) == HOST:
         raise UserError(f"{name!r} is part of {HOST} itself; --disable {name} leaves it out")
     return owner

@@ -26,7 +26,7 @@ def requirements(run_dir: Path | None) -> None:
     if run_dir is None:
         click.echo(pinned(sorted({info.distribution for info in discover()}), extras_of_host()), nl=False)
         return
-    require_run(run_dir)
+    run_dir = require_run(run_dir).parent
     if (run_dir / FILE).is_file():
         click.echo((run_dir / FILE).read_text(encoding="utf-8"), nl=False)
         return

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rlhf_authoring.doctor.findings import Finding
 from rlhf_host import EpisodeFailed, Message, UserError
 from rlhf_host.models import load_tokenizer, stop_tokens, tells_the_day
 from rlhf_host.rollouts import ChatCodec
+from rlhf_host.runs import named_run, run_model, run_of
 from rlhf_host.settings import RoleConfig
 
 SECTION = "Chat template"
@@ -19,8 +21,9 @@ _ANSWER: Message = {"role": "assistant", "content": "an answer"}
 
 
 def chat(model: str) -> Iterator[Finding]:
-    """Raises ``UserError`` for a model that has no tokenizer."""
-    role = RoleConfig(model=model)
+    """Raises ``UserError`` for a model that has no tokenizer. A run stands for its model."""
+    path = named_run(Path(model))
+    role = RoleConfig(model=str(run_model(path).path) if path.is_dir() and run_of(path) else model)
     tokenizer = load_tokenizer(role)
     codec = ChatCodec(tokenizer, stop_ids=stop_tokens(role))
     if not codec.chat:

@@ -17,7 +17,7 @@ from rlhf_host.commands import visible
 from rlhf_host.runs import flat, usual_settings
 from rlhf_runs.metrics import PLOTTED, TELLING
 from rlhf_runs.names import names_of
-from rlhf_runs.terminal import number, plot, short
+from rlhf_runs.terminal import cell, number, plot, short
 
 HELP_GROUP = "Look at runs"
 
@@ -36,24 +36,29 @@ def compare(runs: Sequence[Path], metrics: Sequence[str], prompts: int) -> None:
     if len(runs) < 2:
         raise UserError(f"rlhf compare takes two runs or more, and {runs[0]} is one: rlhf show {runs[0]} shows it")
     found = [RunDirectory(path) for path in runs]
-    names = names_of(runs)
+    names = names_of([run.path for run in found])
+    for run in found:
+        for name in metrics:
+            run.curve(name)  # before anything is printed
     screen = Console(highlight=False)
     screen.print(_settings(found, names))
     for name in metrics or _compared(found):
-        screen.print(Text(f"\n{name}", "bold"))
+        screen.print(Text(f"\n{visible(name)}", "bold"))
         for lines in _plots(found, names, name, screen.width):
             screen.print(Text(lines))
         screen.print(_values(found, names, name))
     for line in _answers(found, names, prompts):
         screen.print(Text(visible(line)))
+    for line in (line for run in found for line in run.damage):
+        screen.print(Text(visible(f"Warning: {line}"), "yellow"))
 
 
 def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("setting", overflow="fold")
     for name in names:
-        table.add_column(visible(name), overflow="fold")
-    table.add_row("status", *(f"{run.status} at step {run.step}" for run in runs))
+        table.add_column(cell(name), overflow="fold")
+    table.add_row("status", *(cell(f"{run.status} at step {run.step}") for run in runs))
     each = [{name: value for name, value in flat(run.settings).items() if value != {}} for run in runs]
     usual = cache(usual_settings)  # which loads plugins
     for name in dict.fromkeys(name for settings in each for name in settings):
@@ -64,7 +69,7 @@ def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
             value is not None and value != usual(run).get(name) for value, run in zip(values, runs, strict=True)
         )
         if name not in ("run_dir", "name") and told and any(value != values[0] for value in values):
-            table.add_row(name, *(visible(_written(value)) for value in values))
+            table.add_row(cell(name), *(cell(_written(value)) for value in values))
     return table
 
 
@@ -101,8 +106,8 @@ def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str) -> 
     count = min(POINTS, len(common))
     steps = [common[round(place * (len(common) - 1) / max(1, count - 1))] for place in range(count)]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", *(visible(name) for name in names)):
-        table.add_column(name, justify="right", overflow="fold")
+    for name in ("step", *names):
+        table.add_column(cell(name), justify="right", overflow="fold")
     for step in steps:
         table.add_row(str(step), *(number(curve[step]) for curve in curves))
     table.add_row("last", *(number(run.curve(metric)[1][-1]) for run in runs))

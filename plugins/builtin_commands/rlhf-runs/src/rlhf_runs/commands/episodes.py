@@ -38,11 +38,11 @@ def episodes(place: Path, step: int | None, episode: str | None, count: int, wor
     """Show episodes that a run or rlhf rollout saved.
 
     An episode has a row for each conversation that went on by itself. A row that branched off says from which row, and where.
-    Texts are shown by turn where the file has tokens (--trajectories.tokens).
+    Texts are shown by turn where the file has tokens (--trajectories.tokens), and otherwise as one text.
     """
     from rlhf_host.runs import read_steps
 
-    steps = read_steps(place, texts=True)
+    steps = read_steps(place, texts=True, joined=True)
     chosen = [each for each in steps if step is None or each.step == step]
     if not chosen:
         raise UserError(f"--step {step}: {place} has the steps {', '.join(str(each.step) for each in steps)}")
@@ -59,6 +59,8 @@ def episodes(place: Path, step: int | None, episode: str | None, count: int, wor
     for name in shown:
         click.echo("\n".join(_episode(name, by_episode[name], chars)) + "\n")
     click.echo(f"{len(shown)} of {len(names)} episodes of step {found.step} ({found.split})", err=True)
+    if found.joined:
+        click.echo("all turns of an answer are one text here: --trajectories.tokens saves them by turn", err=True)
 
 
 def _worth(row: Trajectory) -> float:

@@ -32,8 +32,16 @@ def report(runs: Sequence[Path], output: Path) -> None:
     found = [RunDirectory(path) for path in runs]
     if not output.parent.is_dir():
         raise UserError(f"--output {output}: there is no directory {output.parent}")
-    text, notices = page(found, names_of(runs))
+    if output.is_file() and not _is_page(output):
+        raise UserError(f"{output} exists, and is no page: remove it, or choose another --output")
+    text, notices = page(found, names_of([run.path for run in found]))
     write_file(output, text.encode())
     for notice in notices:
         click.echo(notice, err=True)
     click.echo(f"{output} ({output.stat().st_size / 1e6:.1f} MB)")
+
+
+def _is_page(file: Path) -> bool:
+    """Returns True for a page, which a newer one may replace."""
+    with file.open("rb") as start:
+        return start.read(15).lower() == b"<!doctype html>"

@@ -12,8 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from rlhf_host import RunDirectory, UserError
-from rlhf_host.commands import visible
-from rlhf_runs.terminal import age, number
+from rlhf_runs.terminal import age, cell, number
 
 HELP_GROUP = "Look at runs"
 
@@ -28,13 +27,21 @@ def runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER (default: runs), the newest last: how far each is, its most important figure, age and size."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; rlhf train writes into runs/ unless --run-dir says otherwise")
-    places = [path for path in (folder, *sorted(folder.iterdir())) if (path / CONFIG).is_file() and (path / PLUGINS).is_file()]
     rows = []
-    for path in places:
+    for path in (folder, *sorted(folder.iterdir())):
+        has = [(path / name).is_file() for name in (CONFIG, PLUGINS)]
+        if not all(has):
+            if any(has) and path != folder:
+                click.echo(f"left out: {path} has no {PLUGINS if has[0] else CONFIG}: rlhf train writes both", err=True)
+            continue
         try:
-            rows.append(_row(RunDirectory(path)))
+            run = RunDirectory(path)
+            rows.append(_row(run))
         except UserError as error:
             click.echo(f"left out: {error}", err=True)
+            continue
+        for line in run.damage:
+            click.echo(line, err=True)
     rows.sort(key=lambda row: row["started"])
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -49,7 +56,9 @@ def runs(folder: Path, as_json: bool) -> None:
     for row in rows:
         step = f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
         figure = "" if row["figure"] is None else f"{row['metric']} {number(row['figure'])}"
-        table.add_row(visible(row["run"]), row["status"], step, figure, age(row["started"]), decimal(row["bytes"]))
+        table.add_row(
+            cell(row["run"]), cell(str(row["status"])), step, cell(figure), age(row["started"]), decimal(row["bytes"])
+        )
     Console(highlight=False).print(table)
 
 

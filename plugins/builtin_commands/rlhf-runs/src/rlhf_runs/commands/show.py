@@ -15,7 +15,7 @@ from rlhf_host import RunDirectory
 from rlhf_host.commands import visible
 from rlhf_host.runs import HEADLINES
 from rlhf_runs.metrics import PLOTTED, TELLING
-from rlhf_runs.terminal import age, number, plot, short
+from rlhf_runs.terminal import age, cell, number, plot, short
 
 HELP_GROUP = "Look at runs"
 
@@ -33,11 +33,13 @@ ENDS = 5
 def show(run: Path, metrics: Sequence[str], samples: int) -> None:
     """Show how a run went: curves, what changed from its start to its end, warnings, best and worst answers of its last step."""
     found = RunDirectory(run)
+    for name in metrics:
+        found.curve(name)  # before anything is printed
     screen = Console(highlight=False)
     for line in _head(found):
         screen.print(Text(visible(line)))
     for name in metrics or _plotted(found):
-        screen.print(Text(f"\n{name}", "bold"))
+        screen.print(Text(f"\n{visible(name)}", "bold"))
         screen.print(Text("\n".join(plot(found.curve(name), width=screen.width))))
     if found.curves:
         screen.print()
@@ -46,6 +48,8 @@ def show(run: Path, metrics: Sequence[str], samples: int) -> None:
         screen.print(Text(visible(f"Warning: {line}"), "yellow"))
     for line in _samples(found, samples):
         screen.print(Text(visible(line)))
+    for line in found.damage:
+        screen.print(Text(visible(f"Warning: {line}"), "yellow"))
 
 
 def _head(run: RunDirectory) -> Iterator[str]:
@@ -88,7 +92,7 @@ def _changes(run: RunDirectory) -> Table:
         means = statistics.fmean(values[:ENDS]), statistics.fmean(values[-ENDS:])
         if name.startswith("eval/"):
             means = values[0], values[-1]
-        table.add_row(name, *map(number, (*means, min(values), max(values))))
+        table.add_row(cell(name), *map(number, (*means, min(values), max(values))))
     return table
 
 

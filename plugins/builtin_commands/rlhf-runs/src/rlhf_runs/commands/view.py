@@ -26,7 +26,7 @@ def view(runs: Sequence[Path], port: int, browser: bool) -> None:
     Only this machine reaches it, by an address with a token. It needs rlhf-runs[view].
     """
     found = [RunDirectory(path) for path in runs]
-    asyncio.run(_serve(found, names_of(runs), port, browser))
+    asyncio.run(_serve(found, names_of([run.path for run in found]), port, browser))
 
 
 async def _serve(runs: Sequence[RunDirectory], names: Sequence[str], port: int, browser: bool) -> None:

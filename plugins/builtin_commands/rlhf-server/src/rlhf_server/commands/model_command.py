@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf_host import UserError
-from rlhf_host.runs import run_of
+from rlhf_host.runs import named_run, run_of
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, read_yaml, resolve, use_model
 
 CHECKPOINT = "of a run: best, last or a step (default: the final model; of a run that has not finished, the newest)"
@@ -55,7 +55,7 @@ def _config_of(line: CommandLine, command: str) -> RunConfig:
     """Returns the configuration with MODEL as the actor's; for a run, with its own settings for prompts and sampling. Raises
     ``UserError`` if no model is given.
     """
-    path, checkpoint = Path(line.file or ""), line.value("checkpoint")
+    path, checkpoint = named_run(Path(line.file or "")), line.value("checkpoint")
     run = run_of(path) if line.file is not None and path.is_dir() else None
     if checkpoint is not None and run is None:
         raise UserError(f"--checkpoint {checkpoint}: chooses one of a run: rlhf {command} RUN_DIR --checkpoint {checkpoint}")

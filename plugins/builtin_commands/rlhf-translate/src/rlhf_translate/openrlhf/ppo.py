@@ -24,7 +24,16 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import aggregation, clip_limits, rewards, rows_of, run_steps, schedule, scheduled_warmup
+from rlhf_translate.shared import (
+    aggregation,
+    clip_limits,
+    critic_first,
+    rewards,
+    rows_of,
+    run_steps,
+    schedule,
+    scheduled_warmup,
+)
 
 MATTERS = (
     "algo.advantage.estimator",
@@ -69,6 +78,10 @@ MATTERS = (
     "prompt_max_len",
 )
 """Options whose defaults matter here, beside those of every program."""
+
+
+_COUNTS_FROM_ZERO = (0, 9, 1)
+"""The first version whose first step is 0."""
 
 
 def _minibatches(given: Given) -> float:
@@ -267,7 +280,11 @@ def _evaluated(name: str) -> Convert:
 
 
 def _freezing(option: Option, given: Given) -> Outcome:
-    return to({"algo.critic_warmup": max(0, int(option.number or 0))})
+    """Handles the last step in which the actor does not learn; the first one is 1, and from 0.9.1 on it is 0."""
+    from_zero = given.version >= _COUNTS_FROM_ZERO
+    last = -1 if option.number is None else int(option.number)
+    remark = f"OpenRLHF counts steps from 0, and step {last} is the last of them" if from_zero else ""
+    return critic_first(max(0, last + from_zero), "critic" in roles(given), remark)
 
 
 def _async(option: Option, given: Given) -> Outcome:
@@ -312,7 +329,7 @@ TABLE: Table = {
     "actor.dual_clip": lambda option, given: to({"algo.dual_clip": None if option.number is None else option.value}),
     "critic.model_name_or_path": _of_critic(key("critic.model")),
     "critic.value_clip": _of_critic(key("algo.value_clip")),
-    "critic.freezing_steps": _of_critic(_freezing),
+    "critic.freezing_steps": _freezing,
     "critic.adam.lr": _of_critic(key("critic.lr")),
     "critic.adam.betas": _of_critic(betas("critic")),
     "critic.lr_scheduler": _of_critic(schedule("critic")),

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, ask, count, lost, rounded, same, shown, to
+from dataclasses import dataclass
+
+from rlhf_translate.options import (
+    PROCESSES,
+    Convert,
+    Given,
+    Option,
+    Outcome,
+    ask,
+    count,
+    lost,
+    rounded,
+    same,
+    shown,
+    to,
+)
 from rlhf_translate.shared import rows_of, run_steps, scheduled_warmup
 
 SAMPLED = ("grpo", "rloo")
@@ -14,11 +29,6 @@ def processes(given: Given) -> int:
     return count(given.many(PROCESSES))
 
 
-def _micro_batches(given: Given) -> float:
-    """Returns the micro-batches per update."""
-    return given.many("gradient_accumulation_steps")
-
-
 def _at_once(given: Given) -> float:
     """Returns the rows of all processes in one forward pass; before 0.15 those of GRPO are prompts."""
     prompts = given.method == "grpo" and given.version < _COUNTS_COMPLETIONS
@@ -26,36 +36,86 @@ def _at_once(given: Given) -> float:
     return rows * given.many("num_generations") if prompts else rows
 
 
-def _per_generation(given: Given) -> float:
-    """Returns the number of completions that are sampled at once."""
-    if "generation_batch_size" in given:
-        return given.many("generation_batch_size")
-    return _at_once(given) * given.many("steps_per_generation", _micro_batches(given))
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One of our steps: completions that are sampled together, and the updates on them."""
+
+    completions: float
+    minibatches: int
+    epochs: int
+    remark: str = ""
+    mixed: str = ""
+    """Why there is no such step, and this is only near it: updates and samplings do not meet."""
 
 
-def _minibatches(given: Given) -> int:
-    return count(_per_generation(given) / (_at_once(given) * _micro_batches(given)))
+def _step(given: Given) -> _Step:
+    """Returns what a step is here: in TRL both sampling and updates come after a number of micro-batches.
+
+    Completions are sampled every ``steps_per_generation × num_iterations`` micro-batches, each of which is a share of them, and
+    an update is made every ``gradient_accumulation_steps`` (``_prepare_inputs`` of TRL's trainers).
+    """
+    micro = _at_once(given)
+    per_update, iterations = count(given.many("gradient_accumulation_steps")), count(given.many("num_iterations"))
+    name = "generation_batch_size" if "generation_batch_size" in given else "steps_per_generation"
+    shares, remark = given.many(name, per_update), ""
+    if name == "generation_batch_size":
+        shares /= micro
+    if shares != round(shares) or shares < 1:
+        remark = f"; TRL refuses this {name}: it is no multiple of {shown(micro)}"
+    shares = count(shares)
+    if shares % per_update == 0:
+        return _Step(micro * shares, shares // per_update, iterations, remark)
+    if per_update % shares == 0 and shares * iterations % per_update == 0:
+        return _Step(micro * shares, 1, shares * iterations // per_update, remark)
+    if per_update % (shares * iterations) == 0:
+        samplings = per_update // (shares * iterations)
+        remark = f"; sampled {shown(micro * shares)} at a time there, for one update{remark}"
+        return _Step(micro * shares * samplings, 1, 1, remark)
+    mixed = (
+        f"TRL samples every {shares * iterations} micro-batches and updates every {per_update}, so that an update mixes"
+        " completions of several policies; here each step has whole updates"
+    )
+    return _Step(micro * per_update, 1, 1, remark, mixed)
 
 
 def updates(given: Given) -> int:
     """Returns the optimizer updates in one of our steps."""
-    return _minibatches(given) * count(given.many("num_iterations")) if given.method in SAMPLED else 1
+    if given.method not in SAMPLED:
+        return 1
+    step = _step(given)
+    return step.minibatches * step.epochs
+
+
+def _prompts(given: Given) -> int:
+    """Returns the prompts of one of our steps."""
+    return count(_step(given).completions / given.many("num_generations"))
 
 
 def batch(option: Option, given: Given) -> Outcome:
     together = "all processes together" if processes(given) > 1 else "one process"
     if given.method not in SAMPLED:
-        rows = _at_once(given) * _micro_batches(given)
+        rows = _at_once(given) * given.many("gradient_accumulation_steps")
         if given.method == "sft" and given.is_on("packing"):
             packed = f"{shown(rows)} packed rows per optimizer update there, each of several rows of the data"
             return ask(f"{packed}; here rows of the data: that many times how many fit into max_length", "train.batch_size")
         return to({"train.batch_size": count(rows)}, f"rows or pairs per optimizer update, {together}")
-    prompts = _per_generation(given) / given.many("num_generations")
-    settings = {"train.batch_size": count(prompts), "train.minibatches": _minibatches(given)}
-    return to(
-        settings,
-        f"{_per_generation(given):g} completions / {given['num_generations'].value} per prompt, {together}{rounded(prompts)}",
-    )
+    step = _step(given)
+    prompts = step.completions / given.many("num_generations")
+    if step.mixed:
+        nearest = f"near it is {count(prompts)} with one minibatch, one update per step, with which other settings are counted"
+        return ask(f"{step.mixed}; {nearest}", "train.batch_size")
+    settings = {"train.batch_size": count(prompts), "train.minibatches": step.minibatches}
+    per_prompt = f"{given['num_generations'].value} per prompt, {together}{rounded(prompts)}{step.remark}"
+    return to(settings, f"{shown(step.completions)} completions / {per_prompt}")
+
+
+def iterations(option: Option, given: Given) -> Outcome:
+    """Converts the uses of each completion; those within one update are one, as their mean is the same."""
+    step = _step(given)
+    if step.mixed:
+        return ask(step.mixed, "train.epochs") if option.number != 1 else to({"train.epochs": 1})
+    whole = step.epochs == option.number
+    return to({"train.epochs": step.epochs}, "" if whole else "the other uses of a completion are within one update there")
 
 
 def generations(option: Option, given: Given) -> Outcome:
@@ -75,8 +135,7 @@ def passes(option: Option, given: Given) -> Outcome:
         return same("max_steps overrides it")
     if given.method not in SAMPLED:
         return to({"data.epochs": option.written})
-    size = batch(option, given).settings["train.batch_size"]
-    return run_steps(option, size, rows_of(given["dataset_name"].texts))
+    return run_steps(option, _prompts(given), rows_of(given["dataset_name"].texts))
 
 
 def every(name: str, strategy: str, usual: str) -> Convert:
@@ -110,11 +169,10 @@ def _all_updates(given: Given) -> int | None:
     if rows is None:
         return None
     if given.method in SAMPLED:
-        size = batch(given["num_train_epochs"], given).settings["train.batch_size"]
-        steps = run_steps(given["num_train_epochs"], size, rows).settings.get("train.steps")
+        steps = run_steps(given["num_train_epochs"], _prompts(given), rows).settings.get("train.steps")
         return steps and int(steps) * updates(given)
-    size = batch(given["num_train_epochs"], given).settings["train.batch_size"]
-    return int(rows * given.number("num_train_epochs", 1) // size)
+    size = batch(given["num_train_epochs"], given).settings.get("train.batch_size")  # packed rows have none
+    return size and int(rows * given.number("num_train_epochs", 1) // size)
 
 
 def warmup(option: Option, given: Given) -> Outcome:

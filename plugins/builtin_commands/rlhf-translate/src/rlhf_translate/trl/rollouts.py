@@ -16,7 +16,7 @@ from rlhf_translate.options import (
     to,
 )
 from rlhf_translate.shared import aggregation, clip_limits, template_kwargs
-from rlhf_translate.trl.batch import batch, generations
+from rlhf_translate.trl.batch import batch, generations, iterations
 from rlhf_translate.trl.rewards import functions, weights
 
 MATTERS = (
@@ -193,6 +193,7 @@ TABLE: Table = {
     "num_generations": generations,
     "generation_batch_size": batch,
     "steps_per_generation": batch,
+    "num_iterations": iterations,
     "max_prompt_length": _longest_prompt,
     "top_p": _refused(1),
     "top_k": _refused(0),

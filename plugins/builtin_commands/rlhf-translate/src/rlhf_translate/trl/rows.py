@@ -26,25 +26,39 @@ def _program(option: Option, given: Given) -> Outcome:
 
 
 def _preference(option: Option, given: Given) -> Outcome:
-    """Handles one loss, or one together with the negative log-likelihood of the chosen."""
+    """Handles one loss, or one together with the negative log-likelihood of the chosen: TRL adds ``sft`` and ``rpo_alpha``."""
     if given.method == "sft" and option.is_off:
         return same("nll, as it is here")
     names = option.items
     others = [name for name in names if name != "sft"]
-    if given.method != "dpo" or names == others:
+    if given.method != "dpo":
         return to({"algo.loss": names[0]}) if len(names) == 1 else lost("one loss at a time here")
-    if len(others) != 1 or len(names) != 2:
+    if len(others) != 1 or len(names) > 2:
         return lost("one loss at a time here, and sft beside it")
-    weights = given["loss_weights"].numbers if "loss_weights" in given else [1.0, 1.0]
-    if len(weights) != 2 or not weights[names.index(others[0])]:
+    weights = given["loss_weights"].numbers if "loss_weights" in given else [1.0] * len(names)
+    if len(weights) != len(names) or not weights[names.index(others[0])]:
         return lost(f"{len(weights)} weights for {len(names)} losses")
-    own, likelihood = weights[names.index(others[0])], weights[names.index("sft")]
-    remark = "" if own == 1 else f"the whole loss is {shown(own)} times this there: with Adam the step is the same"
-    return to({"algo.loss": others[0], "algo.nll_coef": likelihood / own}, remark)
+    own = weights[names.index(others[0])]
+    parts = [weights[names.index("sft")]] if "sft" in names else []
+    parts += [given.number("rpo_alpha")] if "rpo_alpha" in given else []
+    remarks = [f"the whole loss is {shown(own)} times this there: with Adam the step is the same"] if own != 1 else []
+    remarks += ["rpo_alpha is added to the weight of sft there"] if len(parts) == 2 else []
+    return to({"algo.loss": others[0]} | ({"algo.nll_coef": sum(parts) / own} if parts else {}), "; ".join(remarks))
+
+
+def _losses(given: Given) -> Option:
+    return given["loss_type"] if "loss_type" in given else Option("loss_type", ("sigmoid",))
 
 
 def _weights(option: Option, given: Given) -> Outcome:
-    return _preference(given["loss_type"], given) if "loss_type" in given else lost("there is one loss")
+    return same("none, as it is here") if option.is_off else _preference(_losses(given), given)
+
+
+def _rpo(option: Option, given: Given) -> Outcome:
+    if option.is_off:
+        return same("off, as it is here")
+    outcome = _preference(_losses(given), given)
+    return to({"algo.nll_coef": option.value}) if outcome.lost else outcome
 
 
 def _smoothing(option: Option, given: Given) -> Outcome:
@@ -104,7 +118,7 @@ TABLE: Table = {
     "reference_free": switch({"algo.reference_free": True}),
     "step_separator": key("algo.separator"),
     "train_on_last_step_only": switch({"algo.last_step_only": True}),
-    "rpo_alpha": lambda option, given: same("off, as it is here") if option.is_off else to({"algo.nll_coef": option.value}),
+    "rpo_alpha": _rpo,
     "dataset_text_field": _dataset_text,
     "max_length": _longest,
     "max_seq_length": _older,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, key, lost, same, shown, to
-from rlhf_translate.shared import aggregation, clip_limits
+from rlhf_translate.shared import aggregation, clip_limits, critic_first
 
 _ACTOR = "actor_rollout_ref.actor."
 
@@ -133,6 +133,12 @@ def _loss(option: Option, given: Given) -> Outcome:
     )
 
 
+def _critic_warmup(option: Option, given: Given) -> Outcome:
+    """Handles the first step in which the actor learns; verl counts steps from 1 (``critic_warmup <= global_steps``)."""
+    steps = max(0, int(option.number or 0) - 1)
+    return critic_first(steps, has_critic(given), f"the actor learns from step {option.value} on there")
+
+
 _ENDS = tuple(f"{_ACTOR}clip_ratio_{end}" for end in ("low", "high"))
 
 
@@ -199,5 +205,5 @@ TABLE: Table = {
     "algorithm.filter_groups.max_num_gen_batches": _refills,
     f"{_ACTOR}clip_ratio_c": lambda option, given: to({"algo.dual_clip": None if option.is_off else option.value}),
     "critic.cliprange_value": of_critic(key("algo.value_clip")),
-    "trainer.critic_warmup": of_critic(key("algo.critic_warmup")),
+    "trainer.critic_warmup": _critic_warmup,
 }
