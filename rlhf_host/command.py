@@ -9,11 +9,24 @@ import sysconfig
 from pathlib import Path
 
 
-def rlhf(*arguments: object) -> str:
+def rlhf(*arguments: object, cwd: Path | None = None) -> str:
     """Returns ``rlhf`` with these arguments, quoted. Its path is included if the shell would not find it, as in an environment
     that is not activated.
+
+    Args:
+        cwd: where the command is to be run; default: here.
     """
-    own = Path(sysconfig.get_path("scripts"), "rlhf")
-    found = shutil.which("rlhf") == str(own) or not own.exists()
-    program = "rlhf" if found else os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)
-    return shlex.join([program, *map(str, arguments)])
+    return shlex.join([*_program("rlhf", cwd), *map(str, arguments)])
+
+
+def tool(name: str, *arguments: object, cwd: Path | None = None) -> str:
+    """Returns the same for a module of this environment that has a command, such as ``pip``."""
+    found = _program("rlhf", cwd) == ["rlhf"]
+    return shlex.join([*([name] if found else [*_program("python", cwd), "-m", name]), *map(str, arguments)])
+
+
+def _program(name: str, cwd: Path | None) -> list[str]:
+    own = Path(sysconfig.get_path("scripts"), name)
+    if shutil.which(name) == str(own) or not own.exists():
+        return [name]
+    return [os.path.relpath(own, cwd) if own.is_relative_to(Path.cwd()) else str(own)]

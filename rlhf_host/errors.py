@@ -79,9 +79,14 @@ def _escape(char: str) -> str:
     return _SHORT.get(char) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
+def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Returns the names that are near, the nearest first."""
+    return difflib.get_close_matches(name, list(dict.fromkeys(known)), n=count, cutoff=0.6)
+
+
 def near_matches(name: str, known: Iterable[str], count: int = 3) -> str:
     """Returns ``; did you mean 'a' or 'b'?``, or an empty text."""
-    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    close = closest(name, known, count)
     return "; did you mean " + " or ".join(repr(match) for match in close) + "?" if close else ""
 
 

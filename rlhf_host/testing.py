@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rlhf_host.lazily import lazily
@@ -23,7 +24,10 @@ _get, __dir__ = lazily(__name__, dict.fromkeys(_NAMES, PACKAGE))
 def __getattr__(name: str) -> Any:
     try:
         return _get(name)
-    except ModuleNotFoundError as error:
-        if error.name != PACKAGE:
+    except (ModuleNotFoundError, AttributeError) as error:
+        # A folder that an uninstalled package has left behind is imported too, and has no file.
+        left_behind = name in _NAMES and getattr(sys.modules.get(PACKAGE), "__file__", None) is None
+        if not left_behind or (isinstance(error, ModuleNotFoundError) and error.name != PACKAGE):
             raise
-        raise ImportError(f"rlhf_host.testing.{name} is in the package rlhf-authoring: pip install rlhf-authoring") from error
+        way = "pip install --find-links dist 'rlhf-host[testing]'"
+        raise ImportError(f"rlhf_host.testing.{name} is in the package rlhf-authoring: {way}") from error

@@ -6,18 +6,18 @@ Runs at every press of the tab key: no torch, and plugins are imported only for 
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import threading
 from collections.abc import Iterator, Sequence
 
 from click.shell_completion import CompletionItem
 
-from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of
+from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of, setting_of, uses
+from rlhf_host.cli.lazy import quiet
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
-from rlhf_host.config.flags import SWITCHES, parse, take
+from rlhf_host.config.flags import SWITCHES, Flag, parse, take
 from rlhf_host.config.load import assemble
 from rlhf_host.config.named import OLD
 from rlhf_host.config.problems import Problems
@@ -35,8 +35,12 @@ DIRECTORIES = ("resume", "checkpoint", "run-dir")
 FILES = ("output", "from-trajectories", "data", "eval.data")
 
 
-def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes_file: bool = False) -> list[CompletionItem]:
-    """Returns what ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags."""
+def complete(
+    argv: Sequence[str], incomplete: str, control: Sequence[str], takes: Sequence[str] = (), *, takes_file: bool = False
+) -> list[CompletionItem]:
+    """Returns what ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags; ``takes``: see
+    ``SettingsCommand``.
+    """
     words = list(argv)
     if takes_file and not words and not incomplete.startswith("-"):
         return [CompletionItem(incomplete, type="file")]
@@ -52,7 +56,8 @@ def complete(argv: Sequence[str], incomplete: str, control: Sequence[str], takes
         return _values(last[2:].replace("_", "-"), incomplete, tree)
     items = []
     for name, text in _flags(incomplete, tree, control):
-        if _dashed(name).startswith(_dashed(incomplete)):
+        own, key = name[2:] in control, setting_of(Flag(name[2:], None))
+        if _dashed(name).startswith(_dashed(incomplete)) and (own or key is None or uses(takes, key)):
             rest = name[len(incomplete) :]
             rest = rest.replace("-", "_") if "_" in incomplete.rpartition(".")[2] else rest
             items.append(CompletionItem(incomplete + rest, help=text or None))
@@ -142,7 +147,7 @@ def _options(kind: str, spec: str) -> list[Option]:
             options.extend(describe_options(options_model(load(find(kind, spec)))))
 
     # What an import prints must not reach the shell, which reads our output.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with quiet():
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
         thread.join(PATIENCE_S)

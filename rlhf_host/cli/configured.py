@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlhf_host.cli.help_text import Formatter
 from rlhf_host.cli.plugin_names import leave_out
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
@@ -19,7 +20,7 @@ from rlhf_host.config.merge import DEFAULT
 from rlhf_host.config.named import OLD, of_old
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.schema import SyncChoice, defaults
-from rlhf_host.config.tree import MANY, ROLES, SINGLE, is_choice, role_flag
+from rlhf_host.config.tree import MANY, ROLES, SINGLE, Names, annotation_at, is_choice, lora_path, role_flag
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover
@@ -114,6 +115,8 @@ class SettingsCommand(click.Command):
         control: the command's own flags, beside those that all have.
         usage: what the command's help begins with; then come ``about``, ``start`` (flag → text), the chosen plugins' options and
             the schema's ``sections`` (key → title).
+        takes: settings that the command uses, as flags spell them (``seed``, ``rollout``, ``actor.model``); flags of others are
+            refused, and help leaves them out. Empty: it uses all.
         takes_file: whether the first word is a file.
     """
 
@@ -125,11 +128,12 @@ class SettingsCommand(click.Command):
         about: str,
         start: Mapping[str, str],
         sections: Mapping[str, str],
+        takes: Sequence[str] = (),
         takes_file: bool = False,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.control, self.takes_file = (*control, *SHARED, "help"), takes_file
+        self.control, self.takes, self.takes_file = (*control, *SHARED, "help"), takes, takes_file
         self.usage, self.about, self.start, self.sections = usage, about, {**start, **SHARED}, sections
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -144,17 +148,30 @@ class SettingsCommand(click.Command):
         if "help" in own:
             self.show_help(line)
             ctx.exit()
+        self._refuse_others(flags)
         ctx.params["line"] = line
         return []
+
+    def _refuse_others(self, flags: Sequence[Flag]) -> None:
+        """Raises ``UserError`` for flags of settings that the command does not use."""
+        for flag in flags:
+            name = setting_of(flag)
+            if name is not None and not uses(self.takes, name):
+                head = name.partition(".")[0]
+                beside = [taken for taken in self.takes if taken.startswith(f"{head}.")]
+                listed = beside or dict.fromkeys(taken.partition(".")[0] for taken in self.takes)
+                names = ", ".join(f"--{taken}{'' if taken in self.takes else '.*'}" for taken in listed)
+                command = " ".join(word for word in self.usage.split() if word.islower())
+                raise UserError(f"{flag.text}: rlhf {command} does not use it; it takes {names}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from rlhf_host.cli.complete_flags import complete
 
-        return complete(ctx.params.get("argv", []), incomplete, self.control, self.takes_file)
+        return complete(ctx.params.get("argv", []), incomplete, self.control, self.takes, takes_file=self.takes_file)
 
     def show_help(self, line: CommandLine) -> None:
         """Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here."""
-        formatter = click.HelpFormatter(width=max(60, min(shutil.get_terminal_size().columns, 120)))
+        formatter = Formatter(width=max(60, min(shutil.get_terminal_size().columns, 120)))
         formatter.write_usage("rlhf", self.usage)
         formatter.write_paragraph()
         formatter.write_text(self.about)
@@ -162,10 +179,26 @@ class SettingsCommand(click.Command):
         tree = assemble(line.configs, line.flags, Problems())
         for kind, spec, prefix in chosen_plugins(tree):
             _write(formatter, *_plugin(kind, spec, prefix))
-        _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(PLUGINS))
+        plugins = {flag: text for flag, text in PLUGINS.items() if uses(self.takes, flag.partition(".")[0])}
+        _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(plugins))
         for key, title in self.sections.items():
-            _write(formatter, title, _section(key))
+            _write(formatter, title, _section(key, self.takes))
         click.echo(formatter.getvalue().rstrip())
+
+
+def uses(takes: Sequence[str], name: str) -> bool:
+    """Whether a command that takes these settings uses the setting or section ``name``."""
+    return not takes or any(f"{name}.".startswith(f"{taken}.") for taken in takes)
+
+
+def setting_of(flag: Flag) -> str | None:
+    """The setting that a flag gives, as flags spell it: ``actor.lora.rank``, ``runtime``. None: there is no such setting."""
+    place, plugin = Names().place(flag.parts[0])
+    path = lora_path((*place, *flag.parts[1:]))
+    if plugin is None and annotation_at(path) is None:
+        return None
+    head, rest = (role_flag(str(path[1])), path[2:]) if path[0] == "roles" and len(path) > 1 else (path[0], path[1:])
+    return ".".join(map(str, (head, *rest))).replace("_", "-")
 
 
 def kind_of(flag: str) -> str | None:
@@ -192,12 +225,13 @@ def _write(formatter: click.HelpFormatter, title: str, rows: Iterable[tuple[str,
             formatter.write_dl(listed, col_max=34)
 
 
-def _section(key: str) -> Iterator[tuple[str, str]]:
+def _section(key: str, takes: Sequence[str]) -> Iterator[tuple[str, str]]:
     prefix = "actor." if key == "roles" else f"{key}."
     for flag, option in known_flags().items():
-        if flag.startswith(prefix) and not flag.startswith(("eval.data", "eval.reward")):
+        if flag.startswith(prefix) and not flag.startswith(("eval.data", "eval.reward")) and uses(takes, flag):
             yield _row(flag, option)
-    yield from OTHERS.get(key, {}).items()
+    if uses(takes, key):
+        yield from OTHERS.get(key, {}).items()
 
 
 def _row(flag: str, option: Option) -> tuple[str, str]:

@@ -10,6 +10,6 @@ from rlhf_host.plugins import habits
 HELP_GROUP = "Train"
 
 
-@click.group(cls=CommandGroup, prefix="data.", habits=habits.DATA)
+@click.group(cls=CommandGroup, habits=habits.DATA)
 def data() -> None:
     """Look at data as a run reads it, and remove what runs keep of it."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.errors import UserError, near_matches
+from rlhf_host.cli.help_text import Context, dress
+from rlhf_host.errors import PluginError, UserError, closest, near_matches
 from rlhf_host.plugins import habits
 from rlhf_host.plugins.about import about, help_group
 from rlhf_host.plugins.catalogue import offered
-from rlhf_host.plugins.discovery import PluginInfo, discover
+from rlhf_host.plugins.discovery import PluginInfo, discover, normalised
 from rlhf_host.plugins.selection import find, load_command
 
 if TYPE_CHECKING:
@@ -31,13 +34,16 @@ class CommandGroup(click.Group):
     ``NAME``.
 
     Args:
-        prefix: the group's own name and a dot, ``plugins.``; empty for ``rlhf``.
+        prefix: what the entry points' names begin with: ``plugins.``; empty for ``rlhf``. Default: the group's own name and a dot.
         habits: what people type in their place, as in ``plugins.habits``.
     """
 
-    def __init__(self, *args: Any, prefix: str = "", habits: Mapping[str, str], **kwargs: Any):
+    context_class = Context
+
+    def __init__(self, *args: Any, prefix: str | None = None, habits: Mapping[str, str] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.prefix, self.habits = prefix, habits
+        self.prefix, self.habits = f"{self.name}." if prefix is None else prefix, habits or {}
+        self._own_prefix = prefix is None
 
     def installed(self) -> dict[str, PluginInfo]:
         """Returns the commands by name; ``DISTRIBUTION:NAME`` where several distributions have the same."""
@@ -49,21 +55,32 @@ class CommandGroup(click.Group):
         return own
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.installed())
+        return [*self.installed(), *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         distribution, colon, name = cmd_name.rpartition(":")
         spec = f"{distribution}{colon}{self.prefix}{name}"
         commands = [info for info in discover() if info.kind == "command"]
         if not any(info.goes_by(spec) for info in commands):
-            return None
-        return load_command(find("command", spec, commands))
+            return super().get_command(ctx, cmd_name)
+        completes = ctx is not None and ctx.resilient_parsing
+        try:
+            with quiet() if completes else contextlib.nullcontext():
+                info = find("command", spec, commands)
+                command = dress(load_command(info), about(info))
+        except PluginError:
+            if not completes:
+                raise
+            return click.Command(cmd_name, add_help_option=False)  # completion has nothing to offer, and no place for a message
+        if isinstance(command, CommandGroup) and command._own_prefix:
+            command.prefix = f"{info.name}."
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         known = ctx.resilient_parsing or not args or args[0].startswith("-")  # the first is how completion asks
         if not known and self.get_command(ctx, args[0]) is None:
             hint = self.where(args[0]) or habits.of(args[0], self.habits) or self.hint(args[0])
-            hint = hint or near_matches(args[0], self.installed())
+            hint = hint or self.near(args[0], ctx)
             raise UserError(f"no command {args[0]!r}{hint or f'; {ctx.command_path} --help lists them'}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
@@ -72,12 +89,27 @@ class CommandGroup(click.Group):
 
     def where(self, word: str) -> str:
         """Returns why a published command is not here, and how it is installed: ``; ...``, or nothing."""
-        name = f"{self.prefix}{word}"
+        distribution, _, own = word.rpartition(":")
+        name = f"{self.prefix}{own}"
         for info in discover(disabled=True):
             if info.kind == "command" and info.name == name and info.status == "disabled":
                 return f"; it is {info.problem}"
+        sources = [info.distribution for info in discover() if info.kind == "command" and info.name == name]
+        if sources:
+            return f"; {' and '.join(sources)} {'has' if len(sources) == 1 else 'have'} {own!r}: {sources[0]}:{own}"
         offer = offered()["command"].get(name)
-        return f" is installed; {offer.line}" if offer is not None else ""
+        if offer is None or normalised(distribution) not in ("", normalised(offer.distribution)):
+            return ""
+        return f" is installed; {offer.line}"
+
+    def near(self, word: str, ctx: click.Context) -> str:
+        """Returns commands with names like this one, and what to install for one that is not here: ``; ...``, or nothing."""
+        here = self.list_commands(ctx)
+        names = (name.removeprefix(self.prefix) for name in offered()["command"] if name.startswith(self.prefix))
+        matches = closest(word, [*here, *(name for name in names if "." not in name)])
+        if not matches or matches[0] in here:
+            return near_matches(word, here)
+        return f"; did you mean {matches[0]!r}? It is not installed: {offered()['command'][self.prefix + matches[0]].line}"
 
     def hint(self, word: str) -> str:
         """Returns what else an unknown command may mean: ``; ...``, or nothing."""
@@ -88,6 +120,9 @@ class CommandGroup(click.Group):
         for name, info in self.installed().items():
             line = about(info) if info.status == "ok" else f"{info.status}: {info.problem}"
             sections["" if self.prefix else help_group(info)].append((name, line))
+        for name, command in self.commands.items():
+            if not command.hidden:
+                sections[""].append((name, command.get_short_help_str(200)))
         for title in sorted(sections, key=_place):
             with formatter.section(title or OTHER):
                 formatter.write_dl(sections[title])
@@ -96,10 +131,17 @@ class CommandGroup(click.Group):
         """Commands and the group's own flags; click would import every command for its help."""
         from click.shell_completion import CompletionItem
 
-        names = [
-            CompletionItem(name, help=about(info)) for name, info in self.installed().items() if name.startswith(incomplete)
-        ]
+        texts = {name: about(info) for name, info in self.installed().items()}
+        texts |= {name: command.get_short_help_str(200) for name, command in self.commands.items() if not command.hidden}
+        names = [CompletionItem(name, help=text) for name, text in texts.items() if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps what imports print from the shell, which reads our output for completion."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _place(title: str) -> tuple[int, str]:
@@ -110,7 +152,7 @@ def _place(title: str) -> tuple[int, str]:
 
 def _refuse_twice(command: click.Command, words: Sequence[str]) -> None:
     """Raises ``UserError`` for an option that takes one value and is given several: click would take the last."""
-    below = command.installed() if isinstance(command, CommandGroup) else ()
+    below = [*command.installed(), *command.commands] if isinstance(command, CommandGroup) else ()
     own = list(takewhile(lambda word: word != "--" and word not in below, words))
     for option in command.params:
         if isinstance(option, click.Option) and not option.multiple:

@@ -56,7 +56,7 @@ class Main(CommandGroup):
             ctx.exit(130)
 
 
-@click.group(cls=Main, habits=habits.COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, prefix="", habits=habits.COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rlhf")
 def main() -> None:
     """Post-training for language models: algorithms, rewards and environments are plugins."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,19 @@ def named(plugins: Iterable[PluginInfo]) -> dict[str, str]:
 def kind_option(text: str = "The kind, if plugins of several kinds have this name.") -> Any:
     """The option ``--kind``."""
     return click.option("--kind", type=click.Choice(list(GROUPS)), metavar="KIND", help=text)
+
+
+def deadline_option(default: float, text: str) -> Any:
+    """The option ``--deadline``: seconds above 0."""
+
+    def above_0(ctx: click.Context, param: click.Parameter, value: float) -> float:
+        if not 0 < value < math.inf:
+            raise UserError(f"--deadline {value:g}: should be a number of seconds above 0")
+        return value
+
+    return click.option(
+        "--deadline", default=default, show_default=True, metavar="S", help=text, callback=above_0, is_eager=True
+    )
 
 
 def leave_out(ctx: click.Context, names: Iterable[str | None]) -> None:

@@ -11,10 +11,11 @@ from dataclasses import replace
 import click
 
 from rlhf_host.cli.lazy import CommandGroup
-from rlhf_host.cli.plugin_names import complete_plugin, kind_option, leave_out
+from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option, leave_out
 from rlhf_host.plugins import habits
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
+from rlhf_host.plugins.reach import with_reach
 
 HELP_GROUP = "Plugins"
 
@@ -25,10 +26,10 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 """Keys of ``--json``."""
 
 
-@click.group(cls=CommandGroup, prefix="plugins.", habits=habits.PLUGINS, invoke_without_command=True)
+@click.group(cls=CommandGroup, habits=habits.PLUGINS, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of a table.")
 @click.option("--verify", is_flag=True, help="Import each plugin in a separate process, to find broken ones.")
-@click.option("--deadline", default=10.0, show_default=True, metavar="S", help="With --verify: seconds one import may take.")
+@deadline_option(10.0, "With --verify: seconds one import may take.")
 @kind_option(f"Only this kind: {', '.join(GROUPS)}.")
 @click.option(
     "--disable",
@@ -42,13 +43,14 @@ def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, ki
     """List installed plugins: kind, name and what each does; on a wide terminal also version, API range, status and distribution.
 
     This imports no plugin: it reads metadata and docstrings. Status: ok; incompatible (made for another rlhf-host); conflict (two
-    distributions use the name: choose with distribution:name); missing (its module does not exist); broken (--verify);
-    disabled (by --disable or RLHF_DISABLE_PLUGINS).
+    distributions use the name: choose with distribution:name); missing (its module does not exist); broken (--verify; or a
+    command that nothing can reach); disabled (by --disable or RLHF_DISABLE_PLUGINS).
     """
     leave_out(ctx, disable)
     if ctx.invoked_subcommand is not None:
         return
     infos = [replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)]
+    infos = with_reach(infos)
     if verify:
         from rlhf_host.plugins.verify import verify as verified
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from rlhf_host import __version__
-from rlhf_host.cli.plugin_names import complete_plugin, kind_option
+from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import WITHOUT_OPTIONS, PluginInfo, discover
@@ -18,7 +18,7 @@ from rlhf_host.plugins.verify import Inspection, look_inside
 
 @click.command()
 @click.argument("name", shell_complete=complete_plugin)
-@click.option("--deadline", default=10.0, show_default=True, metavar="S", help="Seconds the import may take.")
+@deadline_option(10.0, "Seconds the import may take.")
 @kind_option()
 @click.pass_context
 def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> None:
@@ -28,8 +28,7 @@ def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> No
     """
     width = min(shutil.get_terminal_size().columns, 120)
     usable = True
-    known = [info for info in discover(disabled=True) if kind in (None, info.kind)]
-    for position, info in enumerate(find_all(name, known)):
+    for position, info in enumerate(find_all(name, discover(disabled=True), kind)):
         inside = look_inside(info, deadline)
         usable = usable and not inside.problem
         click.echo("\n".join([*([""] if position else []), *_description(info, inside, width)]))

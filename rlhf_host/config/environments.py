@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_host.config.tree import TASKS
 from rlhf_host.config.yaml_file import Located, located
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, a
 from rlhf_host.plugins.python_files import import_file
 from rlhf_host.plugins.spellings import ENVIRONMENT, spellings, written_out
 
@@ -110,5 +110,5 @@ def _name(module: ModuleType, member: Any, part: str, where: str) -> str:
 def _of_type(module: ModuleType, part: str, kind: type, where: str) -> Any:
     value = getattr(module, part, None)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise UserError(f"{where}: {part} is a {type(value).__name__}, expected {kind.__name__}")
+        raise UserError(f"{where}: {part} is {a(type(value).__name__)}, expected {kind.__name__}")
     return value

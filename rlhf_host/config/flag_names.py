@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import MANY, ROLES, SHORTHANDS, SINGLE, Names, Path, annotation_at
-from rlhf_host.errors import PluginError, a, near_matches
+from rlhf_host.errors import PluginError, a, closest, near_matches
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.hints import of_flag
+from rlhf_host.plugins.hints import of_flag, of_nobody
 from rlhf_host.plugins.options import Option, describe_options, options_model
 from rlhf_host.plugins.selection import find, load, parse_choice
 
@@ -65,10 +65,10 @@ def what_is_meant(
         known += [plugin + dot + rest for plugin in plugins if not rest or near_matches(head, [plugin])]
     if head == "roles" and len(path) > 2 and path[1] not in ROLES:
         known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
-    near = near_matches(f"--{name}", [f"--{other}" for other in (*known, *options)])
+    near = _or(closest(name, (*known, *options)))
     known_head = not rest or annotation_at(path[:1]) is not None
     hint = of_last_part(typed.rpartition(".")[2], value, fits) or ("" if rest else of_plugin(name))
-    return f": no such flag{hint or near if known_head else near or hint}"
+    return f": no such flag{(hint or near if known_head else near or hint) or of_nobody()}"
 
 
 def of_last_part(part: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:

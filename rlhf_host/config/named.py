@@ -7,13 +7,16 @@ from pathlib import Path
 from rlhf_host.config.environments import environment_layer
 from rlhf_host.config.recipes import recipe_settings, recipes
 from rlhf_host.config.yaml_file import Located, read_yaml
-from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.errors import PluginError, UserError, a, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover, preset_file
 from rlhf_host.plugins.selection import find
 
 OLD = {"environment": "preset", "preset": "preset", "recipe": "recipe"}
 """Flags of earlier versions → the kind that they named. The settings of the first are overridden by those of the next."""
+
+
+ENDINGS = (".yaml", ".yml", ".py")
 
 
 def settings_of(text: str) -> Located:
@@ -23,6 +26,8 @@ def settings_of(text: str) -> Located:
         UserError: nothing is called so, or several are.
     """
     kind, name = meant(text)
+    if ":" in text and kind != "file" and (other := _other_sort(kind, name)):
+        raise UserError(f"--config {text}: {other}")
     if kind == "recipe":
         return recipe_settings(name)
     if kind == "file":
@@ -30,7 +35,10 @@ def settings_of(text: str) -> Located:
     try:
         info = find("preset", name)
     except PluginError as error:
-        raise UserError(f"--config {text}: {error}") from error
+        # Endings of files are spellings of other plugins, of which the message would speak.
+        nobody = f"no preset named {name!r} is installed" if name.endswith(ENDINGS) else str(error)
+        sort = "preset or environment" if text.startswith("environment:") else "preset"
+        raise UserError(f"--config {text}: {nobody.replace('no preset named', f'no {sort} named')}") from error
     if (file := preset_file(info)) is None:
         raise UserError(f"--config {text}: {info.problem}")
     return environment_layer(file, f"preset {name}") if file.suffix == ".py" else read_yaml(file, f"preset {name}")
@@ -45,7 +53,7 @@ def meant(text: str) -> tuple[str, str]:
     kind, colon, name = text.partition(":")
     if colon and kind in OLD:
         return OLD[kind], name
-    if "/" in text or text.endswith((".yaml", ".yml", ".py")):
+    if "/" in text or text.endswith(ENDINGS):
         return "file", text
     presets = [info for info in discover(disabled=True) if info.kind == "preset"]
     is_preset = any(info.goes_by(text) for info in presets)
@@ -61,12 +69,28 @@ def meant(text: str) -> tuple[str, str]:
     return (found or ["preset"])[0], text
 
 
+def _other_sort(kind: str, name: str) -> str:
+    """Returns what a name is that is not of this kind, and what to write; empty where it is, or nothing is called so."""
+    presets = [info for info in discover(disabled=True) if info.kind == "preset"]
+    here = {"preset": any(info.goes_by(name) for info in presets), "recipe": name in recipes()}
+    if here.get(kind):
+        return ""
+    sort = next((sort for sort, is_here in here.items() if is_here), None)
+    if sort is not None:
+        return f"{name!r} is {a(sort)}: --config {sort}:{name}"
+    files = (
+        file for file in (name, *(f"{name}{ending}" for ending in ENDINGS)) if file.endswith(ENDINGS) and Path(file).is_file()
+    )
+    file = next(files, None)
+    return f"{file} is a file: --config {file}" if file is not None else ""
+
+
 def of_old(flag: str, text: str) -> str:
     """Returns what to write behind ``--config`` for the value of an earlier flag."""
-    if text.endswith((".yaml", ".yml", ".py")):
+    if text.endswith(ENDINGS):
         return text
     try:
         same = meant(text)[0] == OLD[flag]
     except UserError:
         same = False
-    return text if same else f"{OLD[flag]}:{text}"
+    return text if same else f"{flag}:{text}"

@@ -37,15 +37,16 @@ class AnswerReader:
         """True if ``read`` can find calls."""
         return bool(self._own) or self.tool_format != "none"
 
-    def read(self, ids: Sequence[int], opening: str, tools: Tools | None, finish_reason: FinishReason) -> Reply:
-        """Returns an answer as a message.
+    def read(
+        self, ids: Sequence[int], opening: str, tools: Tools | None, finish_reason: FinishReason, stop: Sequence[str] = ()
+    ) -> Reply:
+        """Returns an answer as a message, which ends before the first of the texts ``stop``.
 
         Args:
             ids: its tokens, without those that end it.
             opening: text that the chat template writes before it.
         """
-        plain = self.tokenizer.decode(ids, skip_special_tokens=True)
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        plain, text = (before_stop(self.tokenizer.decode(ids, skip_special_tokens=skips), stop) for skips in (True, False))
         reads = tools and self.reads_calls
         thinks = "</think>" in text or "<think>" in text or "<think>" in opening or self.tool_format == "gptoss"
         if not self.chat or not (reads or thinks or self._own):
@@ -72,6 +73,11 @@ class AnswerReader:
         for token in self.tokenizer.all_special_tokens:
             text = text.replace(token, "")
         return text
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """Returns the text before the first stop text in it."""
+    return text[: min((place for one in stop if (place := text.find(one)) >= 0), default=None)]
 
 
 def _template_text(tokenizer: Any) -> str:

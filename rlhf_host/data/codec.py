@@ -81,7 +81,10 @@ class ChatCodec:
             said = [{**message, "content": text_of(message.get("content"))} for message in messages]
             if any("tool_calls" in message or message["role"] == "tool" for message in said) or tools:
                 raise EpisodeFailed(f"codec: plain text has no tools: {WITHOUT_TOOLS}")
-            return self._told(lambda: render_prompts([said], self.tokenizer, self.system_prompt, self.template)[0])
+            ids = self._told(lambda: render_prompts([said], self.tokenizer, self.system_prompt, self.template)[0])
+            if not ids:
+                raise UserError("the conversation has no text")
+            return ids
         messages = conversation(messages, self.system_prompt)
         text = self._told(lambda: self._write(messages, True, tools))
         self._told(lambda: self.writer.refuse_losses(messages, tools, opens=True, words_alone=True))
@@ -105,7 +108,7 @@ class ChatCodec:
         for message in new:
             text = text_of(message.get("content"))
             if text.strip() and not self._told(lambda text=text: encode([text], self.tokenizer, special=False)[0]):
-                raise EpisodeFailed(f"codec: the tokenizer has no tokens for the observation {text[:40]!r}")
+                raise EpisodeFailed(f"codec: the tokenizer has no tokens for the text {text[:40]!r}")
         if not self.chat:
             return self._told(
                 lambda: encode(["\n".join(text_of(message.get("content")) for message in new)], self.tokenizer, special=False)[
@@ -150,14 +153,16 @@ class ChatCodec:
         *,
         tools: Tools | None = None,
         finish_reason: FinishReason = "stop",
+        stop: Sequence[str] = (),
     ) -> Reply:
         """Returns an answer as a message: content, reasoning and, if there are ``tools``, calls. Parts that cannot be read,
-        such as calls that are not JSON, stay text in ``content`` and are listed in ``problems``.
+        such as calls that are not JSON, stay text in ``content`` and are listed in ``problems``. The message ends before the
+        first of the texts ``stop``.
         """
         ids = list(sampled)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return self._told(lambda: self._reader.read(ids, self._opening, tools, finish_reason))
+        return self._told(lambda: self._reader.read(ids, self._opening, tools, finish_reason, stop))
 
     # --- what the chat template does --------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, a
 
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 
@@ -19,7 +19,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise UserError(f"a message's content is a {type(content).__name__}: write it as text, as by json.dumps")
+        raise UserError(f"a message's content is {a(type(content).__name__)}: write it as text, as by json.dumps")
     return "".join(map(_text_of_part, content))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, a
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.python_files import functions_of, import_file, member
 from rlhf_host.plugins.reward_functions import FunctionReward
@@ -51,7 +51,7 @@ class FileReward:
                 )
         function = member(module, name, "--reward")
         if not callable(function):
-            raise UserError(f"{options.path}: {name} is a {type(function).__name__}, not a function")
+            raise UserError(f"{options.path}: {name} is {a(type(function).__name__)}, not a function")
         self.options = options
         self._reward = FunctionReward(function, name)
 

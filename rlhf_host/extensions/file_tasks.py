@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, a
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.python_files import import_file, member
 
@@ -31,7 +31,7 @@ class FileTasks:
     def __init__(self, options: Options):
         self.function = member(import_file(options.file, "--data"), options.function, "--data")
         if not callable(self.function):
-            raise UserError(f"{options.file}: {options.function} is a {type(self.function).__name__}, not a function")
+            raise UserError(f"{options.file}: {options.function} is {a(type(self.function).__name__)}, not a function")
         parameters = inspect.signature(self.function).parameters
         self.takes = [name for name in ("split", "seed") if name in parameters]
         if needed := [name for name, one in parameters.items() if one.default is one.empty and name not in self.takes]:

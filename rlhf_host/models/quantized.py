@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, a
 from rlhf_host.plugins.libraries import require_library
 
 
@@ -56,7 +56,7 @@ def prepare(model: nn.Module) -> None:
 def refuse_kind(model: Any, name: str, kind: type) -> None:
     """Raises ``UserError`` for a linear map of a kind whose weights in 4 bits could not be passed on."""
     if kind is not nn.Linear:
-        raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is a {kind.__name__}, not a Linear (quantize)")
+        raise UserError(f"{type(model).__name__} cannot be in 4 bits: {name} is {a(kind.__name__)}, not a Linear (quantize)")
 
 
 def widen(model: Any) -> Any:

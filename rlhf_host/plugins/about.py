@@ -14,8 +14,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!])(?<!Dr\.)\s+(?=[A-Z`])")
 
 
 def about(info: PluginInfo) -> str:
-    """Returns a sentence: the first of the docstring of the class or the command, else of its module's, else the distribution's
-    summary; of presets the first comment."""
+    """Returns a sentence: the first of the docstring of the class or the command (or of the command's ``help``), else of its
+    module's, else the distribution's summary; of presets the first comment."""
     try:
         text = _comment(info) if info.kind == "preset" else _docstring(info.module, info.attribute)
     except (OSError, ValueError, SyntaxError):  # whoever chooses the plugin is told
@@ -38,20 +38,51 @@ def help_group(info: PluginInfo) -> str:
     return ""
 
 
+def groups_nothing(info: PluginInfo) -> bool:
+    """Returns True for a command whose source shows that it is no ``CommandGroup``: its decorator has no class for one."""
+    try:
+        node, _ = _definition(info.module, info.attribute)
+    except (OSError, ValueError, SyntaxError):
+        return False
+    makers = [call for call in _decorators(node) if _name(call.func) in ("command", "group")]
+    classes = [_name(keyword.value) for call in makers for keyword in call.keywords if keyword.arg in ("cls", None)]
+    return bool(makers) and all(_name(call.func) == "command" and "Group" not in name for call in makers for name in classes)
+
+
 def _docstring(module: str, attribute: str) -> str:
-    """Returns that of a class or function where it is defined, which may be a module that its own one imports it from."""
+    """Returns that of a class or function, or the help that a command's decorator gives; else that of the module."""
+    node, tree = _definition(module, attribute)
+    given = [
+        keyword.value.value
+        for call in _decorators(node)
+        for keyword in call.keywords
+        if keyword.arg == "help" and isinstance(keyword.value, ast.Constant) and _name(call.func) in ("command", "group")
+    ]
+    own = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
+    return str(given[0]) if given and given[0] else own or (ast.get_docstring(tree) if tree else None) or ""
+
+
+def _definition(module: str, attribute: str) -> tuple[ast.AST | None, ast.Module | None]:
+    """Returns a class or function, and the module that defines it, which may be one that its own module imports it from."""
     spec, tree = locate(module), _tree(module)
-    if spec is None or tree is None:
-        return ""
-    for node in tree.body:
+    for node in tree.body if spec is not None and tree is not None else ():
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
-            return ast.get_docstring(node) or ast.get_docstring(tree) or ""
-        if isinstance(node, ast.ImportFrom):
+            return node, tree
+        if isinstance(node, ast.ImportFrom) and spec is not None:
             names = {alias.asname or alias.name: alias.name for alias in node.names}
             if attribute in names:
                 package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
-                return _docstring(resolve_name("." * node.level + (node.module or ""), package), names[attribute])
-    return ast.get_docstring(tree) or ""
+                return _definition(resolve_name("." * node.level + (node.module or ""), package), names[attribute])
+    return None, tree
+
+
+def _decorators(node: ast.AST | None) -> list[ast.Call]:
+    return [call for call in getattr(node, "decorator_list", ()) if isinstance(call, ast.Call)]
+
+
+def _name(node: ast.AST) -> str:
+    """Returns the last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _tree(module: str) -> ast.Module | None:

@@ -29,12 +29,14 @@ class Offer(NamedTuple):
     """The words that pip is to install."""
     line: str
     """The whole command."""
+    options: tuple[str, ...] = ()
+    """What pip needs besides, such as where the packages are."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Offer:
         wanted = entry.get("requirement") or entry["name"]
         line = " ".join(filter(None, ("pip install", entry.get("pip_options"), shlex.quote(wanted))))
-        return cls(entry["name"], wanted, line)
+        return cls(entry["name"], wanted, line, tuple(shlex.split(entry.get("pip_options") or "")))
 
 
 @cache

@@ -34,7 +34,7 @@ class UnknownName:
     """``flag``: a flag, or a key of a file. ``option``: one that the chosen plugin does not have, ``algo.beta``. ``section``: of a
     file. ``choice``: in the place of a plugin's name."""
     name: str
-    """As typed, without dashes in front."""
+    """As typed, without dashes in front: words of flags are joined by dashes or underscores."""
     value: object = None
     """The value of a flag or key, where one was given."""
     fits: Callable[[str], bool] = bool
@@ -70,6 +70,15 @@ def of_section(name: str) -> str:
 def of_choice(name: str) -> str:
     """The same for what somebody chooses: ``gae``."""
     return _of_packages(UnknownName("choice", name))
+
+
+def of_nobody() -> str:
+    """Returns what explains names of other projects, where nothing that does is installed: ``; ...``, or nothing."""
+    from rlhf_host.plugins.catalogue import offered
+    from rlhf_host.plugins.recommended import recommended
+
+    offer = None if hints() else offered()["command"].get(recommended("command", "foreign"))
+    return f"; flags of other projects are explained after {offer.line}" if offer else ""
 
 
 def _of_packages(unknown: UnknownName) -> str:

@@ -103,12 +103,14 @@ def object_missing(kind: str, spec: str) -> str:
     )
 
 
-def find_all(spec: str, plugins: Sequence[PluginInfo]) -> list[PluginInfo]:
-    """Every plugin ``spec`` could mean, of any kind and in conflict too. Raises ``PluginError`` when there is none."""
-    chosen = [info for info in plugins if info.goes_by(spec)]
+def find_all(spec: str, plugins: Sequence[PluginInfo], kind: str | None = None) -> list[PluginInfo]:
+    """Every plugin ``spec`` could mean, of one kind or any, and in conflict too. Raises ``PluginError`` when there is none."""
+    chosen = [info for info in plugins if info.goes_by(spec) and kind in (None, info.kind)]
     if chosen:
         return chosen
     _, name = _split(spec)
+    if kind is not None:
+        raise PluginError(_not_found(kind, name, plugins))
     kind = next((kind for kind, names in offered().items() if name in names), "")
     raise PluginError(_not_found(kind, name, plugins, any_kind=True))
 
@@ -119,7 +121,7 @@ def load(info: PluginInfo) -> type:
         raise PluginError(f"{info} is a file, not a class")
     value = imported(info)
     if not isinstance(value, type):
-        raise PluginError(f"{info}: {info.value} is a {type(value).__name__}, not a class")
+        raise PluginError(f"{info}: {info.value} is {a(type(value).__name__)}, not a class")
     return value
 
 
@@ -129,7 +131,7 @@ def load_command(info: PluginInfo) -> click.Command:
 
     command = imported(info)
     if not isinstance(command, click.Command):
-        raise PluginError(f"{info}: {info.value} is a {type(command).__name__}, not a click.Command")
+        raise PluginError(f"{info}: {info.value} is {a(type(command).__name__)}, not a click.Command")
     return command
 
 

@@ -100,10 +100,11 @@ def _inspect_server(info: PluginInfo) -> Inspection:
 
 
 def _inspect_command(info: PluginInfo) -> Inspection:
+    from rlhf_host.plugins.reach import unreachable
     from rlhf_host.plugins.selection import load_command
 
     load_command(info)
-    return Inspection(file=_file_of(info.module))
+    return Inspection(problem=unreachable(info), file=_file_of(info.module))
 
 
 def _inspect_preset(info: PluginInfo) -> Inspection:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.data.answer_reader import before_stop
     from rlhf_host.data.chat import encode_prompts, render_prompt
     from rlhf_host.data.codec import ChatCodec
     from rlhf_host.records.metric_names import misnamed
@@ -24,6 +25,7 @@ _HOME = {
     "ChatCodec": "data.codec",
     "EpisodePolicy": "rollouts.policy",
     "Plan": "rollouts.conversation",
+    "before_stop": "data.answer_reader",
     "encode_prompts": "data.chat",
     "misfit": "records.sampling",
     "misnamed": "records.metric_names",
@@ -36,6 +38,7 @@ __all__ = [
     "ChatCodec",
     "EpisodePolicy",
     "Plan",
+    "before_stop",
     "encode_prompts",
     "misfit",
     "misnamed",

@@ -79,6 +79,8 @@ class Call:
     """Length of the prompt, in tokens."""
     generation: Generation | None = None
     reply: Reply | None = None
+    shown: Reply | None = None
+    """The answer as OpenAI's API gives it: without the stop text of the request that ended it."""
     status: Status = "pending"
     reason: str = ""
     started: float = field(default_factory=time.monotonic)
@@ -207,8 +209,15 @@ class Tree:
         self._unread.append(call)
         if reply is None:
             return
-        reply.call_id, call.reply = call.id, reply
-        self._said.setdefault(_next(call.path, reply.message, ()), []).append(call)
+        call.reply = reply
+        self.show(call, reply)
+
+    def show(self, call: Call, reply: Reply) -> None:
+        """Stores another form in which the caller gets the answer: messages may repeat it in any of them."""
+        reply.call_id, call.shown = call.id, reply
+        known = self._said.setdefault(_next(call.path, reply.message, ()), [])
+        if call not in known:
+            known.append(call)
 
     def drop(self, call: Call, status: Status, reason: str = "") -> None:
         """Drops a call that failed or whose answer did not arrive. It trains nothing, unless a later call goes on from it."""

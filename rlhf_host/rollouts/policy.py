@@ -206,13 +206,27 @@ class EpisodePolicy:
             self.tree.drop(call, "failed", f"{type(error).__name__}: {error}")
             raise
         self.tree.done(call, answer, self.read(call, answer, tools) if parsed else None)
+        if parsed and sampling is not None and sampling.stop:
+            self.tree.show(call, self._shown(call, tools, sampling.stop))
         return call
 
     def read(self, call: Call, answer: Generation, tools: Sequence[Mapping[str, Any]] | None = None) -> Reply:
         """Returns the answer as a message, its calls with ids."""
-        reply = self.codec.parse(answer.token_ids, tools=tools, finish_reason=answer.finish_reason)
+        return self._read(call, answer, tools)
+
+    def _read(
+        self, call: Call, answer: Generation, tools: Sequence[Mapping[str, Any]] | None, stop: Sequence[str] = ()
+    ) -> Reply:
+        reply = self.codec.parse(answer.token_ids, tools=tools, finish_reason=answer.finish_reason, stop=stop)
         calls = [replace(one, id=self._call_id(call, number)) for number, one in enumerate(reply.tool_calls)]
         return replace(reply, tool_calls=tuple(calls))
+
+    def _shown(self, call: Call, tools: Sequence[Mapping[str, Any]] | None, stop: Sequence[str]) -> Reply:
+        """Returns the answer without the stop text that ended it. A stop text that is part of a call stays in the call."""
+        assert call.reply is not None
+        assert call.generation is not None
+        cut = self._read(call, call.generation, tools, stop)
+        return call.reply if call.reply.tool_calls and not cut.tool_calls else cut
 
     async def endpoint(self) -> Endpoint:
         if self.host.endpoints is None:

@@ -41,8 +41,11 @@ def test_the_names_for_tests_are_those_of_their_package():
         _ = testing.nothing
 
 
-def test_without_the_package_its_names_say_what_to_install():
-    code = "import sys; sys.modules['rlhf_authoring'] = None\nfrom rlhf_host.testing import write_tiny_model"
+@pytest.mark.parametrize("left", ["None", "types.ModuleType('rlhf_authoring')"])
+def test_without_the_package_its_names_say_what_to_install(left):
+    """A folder that the package has left behind is a module without a file."""
+    code = f"import sys, types; sys.modules['rlhf_authoring'] = {left}\nfrom rlhf_host.testing import write_tiny_model"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "ImportError: rlhf_host.testing.write_tiny_model is in the package rlhf-authoring: pip install rlhf-authoring\n"
-    assert done.stderr.endswith(said)
+    way = "pip install --find-links dist 'rlhf-host[testing]'"
+    said = f"ImportError: rlhf_host.testing.write_tiny_model is in the package rlhf-authoring: {way}\n"
+    assert done.stderr.endswith(said), done.stderr

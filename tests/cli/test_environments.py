@@ -90,7 +90,7 @@ def test_the_earlier_words_give_the_same_settings_and_say_what_to_write(train, t
         ("def add(a): ...\ntools = [add]", "no schema for add"),
         ("class A:\n    def reset(self): ...\ndef f(): ...\nagent, tools = A, [f]", "it has tools and an agent"),
         ("agent = 3", "agent has 3, which is no function or class"),
-        ("rewards = len\nsystem_prompt = 3", "system_prompt is a int, expected str"),
+        ("rewards = len\nsystem_prompt = 3", "system_prompt is an int, expected str"),
         ("def right(text): ...\nrewards = right\nsettings = {'rollout': {'m': 3}}", r"rollout\.m"),
         ("1 / 0", "ZeroDivisionError"),
     ],

@@ -57,7 +57,7 @@ def test_functions_of_a_file_judge_together_and_are_found_again(train, rlhf_here
         ("broken.py", r"broken.py failed: ZeroDivisionError: .*if __name__ == '__main__'"),
         ("script.py", "script.py failed: SystemExit"),
         ("odd.py:three", r"takes \(a, b, c\).*of TRL.*of verl.*of OpenRLHF"),
-        ("odd.py:number", "number is a int, not a function"),
+        ("odd.py:number", "number is an int, not a function"),
         ("empty.py", "defines no function: say which one judges"),
     ],
 )

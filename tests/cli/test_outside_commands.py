@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
 
 from rlhf_host.cli import lazy
 from rlhf_host.plugins.discovery import discover
+from tests.conftest import ROOT
 
 TOP = '''
 import click
@@ -93,9 +95,115 @@ def test_it_is_a_plugin_of_its_kind(outside):
     assert outside.rlhf("--help", RLHF_DISABLE_PLUGINS="top").stdout.count("highest value") == 0
 
 
+GROUP = '''
+import click
+from rlhf_host.commands import CommandGroup
+
+@click.group(cls=CommandGroup)
+def lab():
+    """Work in the lab."""
+
+@lab.command()
+def clean():
+    """Clean the lab."""
+    click.echo("cleaned")
+
+@click.command()
+def measure():
+    """Measure something."""
+    click.echo("measured")
+
+@click.group()
+def plain():
+    """Have no commands of others."""
+'''
+
+
+def test_a_group_of_one_s_own(site):
+    names = "lab = cmd_lab:lab\nlab.measure = cmd_lab:measure"
+    site.install("cmd-lab", {"rlhf.commands": names}, {"cmd_lab.py": GROUP})
+    shown = site.rlhf("lab", "--help").stdout
+    assert shown.partition("Commands:\n")[2].splitlines() == ["  measure  Measure something.", "  clean    Clean the lab."]
+    assert site.rlhf("lab", "measure").stdout == "measured\n"
+    assert site.rlhf("lab", "clean").stdout == "cleaned\n"
+    assert site.rlhf("lab", "mesure").stderr == "Error: no command 'mesure'; did you mean 'measure'?\n"
+    variables = {"_RLHF_COMPLETE": "bash_complete", "COMP_WORDS": "rlhf lab ", "COMP_CWORD": "2"}
+    assert site.rlhf_process(**variables).stdout == "plain,measure\nplain,clean\n"
+    assert "broken" not in site.rlhf("plugins", "--kind", "command").stdout
+    assert site.rlhf("plugins", "check", "lab.measure").returncode == 0
+
+
+def test_the_group_in_the_docs(site):
+    page = (ROOT / "docs/plugins/command.md").read_text().partition("## A group of commands")[2]
+    points, source = (page.partition(f"```{language}\n")[2].partition("```")[0] for language in ("toml", "python"))
+    [(group, entries)] = tomllib.loads(points)["project"]["entry-points"].items()
+    site.install(
+        "rlhf-plugin-lab",
+        {group: "\n".join(f"{name} = {value}" for name, value in entries.items())},
+        {"rlhf_plugin_lab.py": source},
+    )
+    assert site.rlhf("lab", "weigh").stdout == "42 kg\n"
+    assert "weigh  Weigh a model." in site.rlhf("lab", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plain.measure", "command 'plain' from cmd-lab 1.0 is no group of installed commands: make one with @click.group"),
+        ("train.measure", "is no group of installed commands"),
+        ("nosuch.measure", "no command 'nosuch' is installed"),
+    ],
+)
+def test_a_command_that_nothing_can_reach_is_told(site, name, words):
+    names = f"plain = cmd_lab:plain\n{name} = cmd_lab:measure"
+    site.install("cmd-lab", {"rlhf.commands": names}, {"cmd_lab.py": GROUP})
+    for flags in ([], ["--verify"]):
+        listed = site.rlhf("plugins", "--kind", "command", *flags, COLUMNS="300").stdout
+        assert listed.count("broken: ") == 1, listed
+        assert f"broken: rlhf {name.replace('.', ' ')} cannot be reached" in listed
+        assert words in listed
+    checked = site.rlhf("plugins", "check", name)
+    assert checked.returncode == 1
+    assert "FAILED   it_can_be_reached" in checked.stdout
+    shown = site.rlhf("plugins", "show", name)
+    assert (shown.returncode, "cannot be reached" in " ".join(shown.stdout.split())) == (1, True)
+
+
+def test_the_list_and_the_help_say_the_same_of_a_command(site):
+    source = (
+        '"""From the module."""\nimport click\n@click.command()\ndef none(): ...\n'
+        '@click.command(help="From the decorator.")\ndef given():\n    """From the function."""\n'
+    )
+    site.install("cmd-help", {"rlhf.commands": "none = cmd_help:none\ngiven = cmd_help:given"}, {"cmd_help.py": source})
+    for name, text in (("none", "From the module."), ("given", "From the decorator.")):
+        assert site.listed("--kind", "command")[name]["summary"] == text
+        assert site.rlhf(name, "--help").stdout.splitlines()[2].strip() == text
+
+
+def test_helps_break_no_name_and_show_code_in_single_marks(site):
+    words = " ".join(["word"] * 11)
+    source = f'import click\n@click.command()\ndef long():\n    """Do ``this``: {words} rlhf-runs[view] and more."""\n'
+    site.install("cmd-long", {"rlhf.commands": "long = cmd_long:long"}, {"cmd_long.py": source})
+    shown = site.rlhf("long", "--help", COLUMNS="80").stdout
+    assert "Do `this`: " in shown
+    assert "  rlhf-runs[view] and more." in shown.splitlines()
+
+
+@pytest.mark.parametrize(
+    "source", ["import no_such_module", "bad = 3", "import sys; print('hi'); sys.exit(1)", "def bad(): ..."]
+)
+def test_completion_says_nothing_of_one_that_is_broken(outside, source):
+    outside.install("cmd-bad", {"rlhf.commands": "bad = cmd_bad:bad\nplugins.bad = cmd_bad:bad"}, {"cmd_bad.py": source})
+    for words in ("rlhf bad ", "rlhf bad --", "rlhf plugins bad x "):
+        variables = {"_RLHF_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = outside.rlhf_process(**variables)
+        assert (done.stdout.strip(), done.stderr) == ("", ""), words
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
+        ("bad = 3", "cmd_bad:bad is an int, not a click.Command"),
         ("import no_such_module", "importing cmd_bad failed: ModuleNotFoundError: No module named 'no_such_module'"),
         ("", "cmd_bad has no 'bad'"),
         ("def bad(): ...", "cmd_bad:bad is a function, not a click.Command"),
@@ -153,6 +261,38 @@ def test_metadata_is_read_once_by_a_command(outside, prompts, tiny_model):
         done = outside.rlhf_process(*words)
         assert done.returncode == 0, done.stderr
         assert done.stderr.rpartition("scans: ")[2] == "1\n", words
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        ("translte translate", "rlhf-translate"),
+        ("rusn runs", "rlhf-runs"),
+        ("srve serve", "rlhf-server"),
+        ("doctr doctor", "rlhf-authoring"),
+        ("plugins instal install", "rlhf-authoring"),
+    ],
+)
+def test_near_matches_look_at_what_is_not_installed_too(rlhf_here, monkeypatch, words, package):
+    monkeypatch.setattr(
+        lazy, "discover", lambda disabled=False: [info for info in discover(disabled) if info.distribution != package]
+    )
+    *group, typed, meant = words.split()
+    done = rlhf_here(*group, typed)
+    line = f"pip install --find-links dist {package}"
+    said = f"Error: no command {typed!r}; did you mean {meant!r}? It is not installed: {line}\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+
+
+def test_a_package_that_is_not_installed_may_be_named(rlhf_here, monkeypatch):
+    assert "'runs'; rlhf-runs has 'runs': rlhf-runs:runs" in rlhf_here("other:runs").stderr.replace("other:", "")
+    monkeypatch.setattr(
+        lazy, "discover", lambda disabled=False: [info for info in discover(disabled) if info.distribution != "rlhf-runs"]
+    )
+    done = rlhf_here("rlhf-runs:runs")
+    said = "Error: no command 'rlhf-runs:runs' is installed; pip install --find-links dist rlhf-runs\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+    assert "is installed" not in rlhf_here("other:runs").stderr
 
 
 @pytest.mark.parametrize(

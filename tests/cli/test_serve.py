@@ -67,6 +67,24 @@ def test_a_model_is_served_until_ctrl_c(served):
 
 
 @pytest.mark.parametrize(
+    ("command", "setting", "taken"),
+    [
+        ("serve", "--reward", "--rollout.temperature"),
+        ("chat", "--agent", "--data.system-prompt"),
+        ("serve-reward", "--rollout.temperature", "--rollout.max-tokens"),
+        ("data show", "--algo", "--data.format"),
+    ],
+)
+def test_settings_that_a_command_does_not_use_are_refused_and_not_listed(rlhf_here, command, setting, taken):
+    shown = rlhf_here(*command.split(), "--help").output
+    words = shown.split()
+    assert taken in words
+    assert setting not in words
+    result = rlhf_here(*command.split(), "MODEL", setting, "x")
+    assert (result.exit_code, f"{setting}: rlhf {command} does not use it; it takes --" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "no model is given: rlhf serve MODEL"),
@@ -74,6 +92,15 @@ def test_a_model_is_served_until_ctrl_c(served):
         (["MODEL", "--host", "0.0.0.0"], "give --key-file FILE with a key of your own"),
         (["MODEL", "--key-file", "short"], "a key has at least 16 characters; this one has 3"),
         (["nowhere"], "nowhere"),
+        (
+            ["MODEL", "--train.steps", "5"],
+            "--train.steps: rlhf serve does not use it; it takes --train.threads, --train.autocast",
+        ),
+        (["MODEL", "--agent", "multi_turn"], "--agent: rlhf serve does not use it; it takes --actor.*, --seed"),
+        (["MODEL", "--roles.actor.lr", "1"], "--roles.actor.lr: rlhf serve does not use it; it takes --actor.model"),
+        (["MODEL", "--data", "FILE"], "--data: rlhf serve does not use it; it takes --data.template"),
+        (["MODEL", "--kl.coef", "1"], "--kl.coef: rlhf serve does not use it"),
+        (["MODEL", "--rollout.temprature", "1"], "no such flag; did you mean '--rollout.temperature'"),
     ],
 )
 def test_what_cannot_be_served(rlhf_here, tiny_model, tmp_path, monkeypatch, flags, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -200,10 +201,30 @@ def test_a_name_that_several_things_have_is_refused_with_what_to_write():
         load_config("paper")
     assert [load_config(f"{place}paper").rollout.n for place in ("preset:", "./")] == [16, 3]
     assert load_config("paper.yaml" if Path("paper").rename("paper.yaml") else "").rollout.n == 3
-    with pytest.raises(UserError, match=r"^--config recipe:paper: no such recipe; there are "):
-        load_config("recipe:paper")
+    with pytest.raises(UserError, match=r"^--config recipe:papr: no such recipe; there are "):
+        load_config("recipe:papr")
     with pytest.raises(UserError, match=r"^--config preset:papr: no preset named 'papr' is installed; did you mean 'paper'\?$"):
         load_config("preset:papr")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("recipe:paper", "'paper' is a preset: --config preset:paper"),
+        ("preset:gsm8k_rloo", "'gsm8k_rloo' is a recipe: --config recipe:gsm8k_rloo"),
+        ("environment:gsm8k_rloo", "'gsm8k_rloo' is a recipe: --config recipe:gsm8k_rloo"),
+        ("environment:mine", "mine.py is a file: --config mine.py"),
+        ("environment:mine.py", "mine.py is a file: --config mine.py"),
+        ("recipe:own.yaml", "own.yaml is a file: --config own.yaml"),
+        ("environment:theirs", "no preset or environment named 'theirs' is installed"),
+        ("environment:theirs.py", "no preset or environment named 'theirs.py' is installed"),
+    ],
+)
+def test_a_name_of_another_sort_is_told_with_what_to_write(typed, told):
+    Path("mine.py").write_text("")
+    Path("own.yaml").write_text("seed: 0\n")
+    with pytest.raises(UserError, match=re.escape(f"--config {typed}: {told}")):
+        load_config(typed)
 
 
 def test_unknown_presets_have_near_matches():

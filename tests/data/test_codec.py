@@ -47,6 +47,16 @@ def after(tokenizer, new, sampled=(), last=ANSWER, **more):
     return tokenizer.decode(ChatCodec(tokenizer, **more).delta(last, messages, sampled))
 
 
+def test_a_conversation_without_a_text_is_refused_where_no_template_writes_any():
+    with pytest.raises(UserError, match="the conversation has no text"):
+        ChatCodec(tiny_tokenizer()).render([user("")])
+
+
+@pytest.mark.parametrize(("stop", "said"), [((), "46 and"), (("6", "4"), ""), (("6 ",), "4"), (("x",), "46 and")])
+def test_a_message_ends_before_the_first_stop_text(chatml, stop, said):
+    assert ChatCodec(chatml).parse(chatml.encode("46 and"), stop=stop).content == said
+
+
 # --- what is appended --------------------------------------------------------------------------
 
 
@@ -130,7 +140,7 @@ def test_an_observation_without_tokens_is_refused(chat_template):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = chat_template
     codec = ChatCodec(tokenizer)
-    with pytest.raises(EpisodeFailed, match="no tokens for the observation '漢字'"):
+    with pytest.raises(EpisodeFailed, match="no tokens for the text '漢字'"):
         codec.delta(ANSWER, [user("漢字")], [])
     if chat_template is None:
         assert codec.delta(ANSWER, [user("")], []) == []
@@ -145,7 +155,7 @@ def test_an_observation_without_tokens_is_refused(chat_template):
         ),
         ([{"type": "text", "text": None}], "a part of the type 'text'"),
         ({"result": 3}, "is a dict: write it as text"),
-        (3, "is a int: write it as text"),
+        (3, "is an int: write it as text"),
     ],
 )
 @pytest.mark.parametrize("chat_template", [None, CHATML])

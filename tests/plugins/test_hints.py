@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from rlhf_host.config.load import load_config
+from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover, hints
-from rlhf_host.plugins.hints import of_choice, of_flag, of_option, of_place, of_section
+from rlhf_host.plugins.hints import of_choice, of_flag, of_nobody, of_option, of_place, of_section
 
 TELLS = """
 def hint(unknown):
@@ -35,6 +39,20 @@ def install(site, name, source):
 def test_a_package_answers(here, ask, hint):
     install(here, "cmd-tells", TELLS)
     assert ask() == hint
+
+
+def test_where_nothing_explains_names_it_is_told_what_does(monkeypatch):
+    assert of_nobody() == ""
+    monkeypatch.setattr("rlhf_host.plugins.hints.hints", list)
+    line = "; flags of other projects are explained after pip install --find-links dist rlhf-translate"
+    assert of_nobody() == line
+    for flags, said in (
+        (["--learning-rate", "1"], f"--learning-rate: no such flag{line}"),
+        (["--adv_estimator", "grpo"], f"--adv_estimator: no such flag{line}"),
+        (["--rollout.temprature", "1"], "--rollout.temprature: no such flag; did you mean '--rollout.temperature'"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            load_config(flags=flags)
 
 
 def test_an_answer_stands_in_the_message(site):

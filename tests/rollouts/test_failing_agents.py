@@ -111,7 +111,7 @@ def test_an_observation_that_no_token_stands_for_fails_the_episode(collect):
         def agent_step(self, episode, action):
             return Step("漢字")
 
-    with pytest.raises(RunError, match=r"could not be judged.*no tokens for the observation '漢字'"):
+    with pytest.raises(RunError, match=r"could not be judged.*no tokens for the text '漢字'"):
         collect(load(agent=Foreign()), groups=1)
 
 

@@ -134,11 +134,26 @@ def test_what_has_no_hooks_and_what_is_not_there_are_refused(site):
     assert site.rlhf("plugins", "bench", "transformers").stderr == (
         "Error: engine 'transformers' has no hooks to call: see rlhf plugins show transformers\n"
     )
+    assert site.rlhf("plugins", "check", "openai").stderr == (
+        "Error: server 'openai' has no contract suite: see rlhf plugins show openai\n"
+    )
+    for command in ("check", "bench", "show"):
+        assert site.rlhf("plugins", command, "rloo", "--kind", "reward").stderr.startswith(
+            "Error: no reward named 'rloo' is installed; 'rloo' is the name of an algo"
+        )
     done = site.rlhf("plugins", "check", "dynamic_filterng")
     assert (done.returncode, done.stderr) == (
         2,
         "Error: no plugin named 'dynamic_filterng' is installed; did you mean 'dynamic_filtering'?\n",
     )
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["plugins", "--verify"], ["plugins", "check", "kl"], ["plugins", "show", "kl"]])
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_deadline_is_above_0(rlhf_here, words, seconds):
+    done = rlhf_here(*words, "--deadline", seconds)
+    said = f"Error: --deadline {seconds}: should be a number of seconds above 0\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", said)
 
 
 @pytest.mark.usefixtures("others")

@@ -97,14 +97,28 @@ def test_names_of_the_catalogue_become_their_distributions(plugins):
     done = plugins("install", "--dry-run", "grpo", "dr_grpo", "math_verifier", "rlhf-plugin-ppo")
     words = shlex.split(done.stdout)
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
-    assert words[4:] == ["rlhf-plugin-grpo", "rlhf-plugin-math-verifier", "rlhf-plugin-ppo", HOST]
-    assert shlex.split(plugins("install", "--dry-run", "-U", "rloo").stdout)[4:] == ["--upgrade", "rlhf-plugin-rloo", HOST]
+    links = ["--find-links", "dist"]
+    assert words[4:] == [*links, "rlhf-plugin-grpo", "rlhf-plugin-math-verifier", "rlhf-plugin-ppo", HOST]
+    words = shlex.split(plugins("install", "--dry-run", "-U", "rloo").stdout)
+    assert words[4:] == ["--upgrade", *links, "rlhf-plugin-rloo", HOST]
+    words = shlex.split(plugins("install", "--dry-run", "rloo", "--find-links", "wheels").stdout)
+    assert words[4:] == ["--find-links", "wheels", "rlhf-plugin-rloo", HOST]
+
+
+def test_without_the_folder_of_wheels_nothing_is_taken_from_an_index(plugins, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    for flags, folder in (([], "dist"), (["--find-links", "wheels"], "wheels")):
+        done = plugins("install", "rloo", *flags)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"Error: no folder '{folder}' is here: make wheels, in a clone, builds it")
 
 
 def test_every_name_of_the_catalogue_can_be_installed(plugins):
     for names in offered().values():
         for name, offer in names.items():
-            assert shlex.split(plugins("install", "--dry-run", name).stdout)[4] == offer.distribution
+            words = shlex.split(plugins("install", "--dry-run", name).stdout)
+            assert words[4:] == [*offer.options, offer.distribution, HOST]
 
 
 def test_folders_and_wheels_are_paths_to_pip_and_never_names(plugins, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -330,14 +331,18 @@ def test_what_no_file_could_hold_is_refused(flag, text, said, rlhf_here, tmp_pat
 # --- the command --------------------------------------------------------------------------------
 
 
-def test_it_ends_with_what_to_do_next(rlhf_here, tmp_path, monkeypatch):
+@pytest.mark.parametrize("active", [True, False])
+def test_it_ends_with_what_to_do_next(rlhf_here, tmp_path, monkeypatch, active):
+    scripts = sysconfig.get_path("scripts")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", scripts if active else "/nowhere")
+    here = "" if active else f"{scripts}/python -m "
     assert rlhf_here("plugins", "new", "algo", "my-algo").output == (
         "Wrote rlhf-plugin-my-algo, a plugin that works. Next:\n"
         "  cd rlhf-plugin-my-algo\n"
-        "  pip install -e . 'rlhf-host[testing]'\n"
-        "  pytest\n"
-        "  rlhf train --algo my_algo --reward math_verifier --dry-run\n"
+        f"  {here}pip install -e . 'rlhf-host[testing]'\n"
+        f"  {here}pytest\n"
+        f"  {'' if active else f'{scripts}/'}rlhf train --algo my_algo --reward math_verifier --dry-run\n"
         "Then edit src/rlhf_plugin_my_algo/__init__.py: changes take effect at once.\n"
     )
 

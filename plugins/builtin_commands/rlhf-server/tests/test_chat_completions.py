@@ -243,6 +243,7 @@ def test_budgets(serve, stage):
         ({"messages": ["hi"]}, "messages[0]"),
         ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [*USER, {"role": "assistant", "tool_calls": [{}]}, *USER]}, "messages[1].tool_calls[0]"),
@@ -310,6 +311,33 @@ def test_who_may_ask(serve, stage, path, headers, status):
     answer = serve(test, stage(lambda ids: "x"))
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
+
+
+def test_a_served_model_goes_by_its_name_and_an_episode_s_policy_by_any(serve, stage):
+    made = stage(lambda ids: "hello")
+
+    async def test(server, stage):
+        session = server.open(stage.policy())
+        async with client(session) as one:
+            assert (await one.chat.completions.create(model="gpt-5", messages=USER)).model == "org/mine"
+            assert (await one.models.retrieve("gpt-5")).id == "org/mine"
+        told = []
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=server.api_key) as one:
+            assert (await one.models.retrieve("org/mine")).id == "org/mine"
+            assert (await one.completions.create(model="org/mine", prompt="x")).choices[0].text == "hello"
+            for asking in (
+                one.models.retrieve("other"),
+                one.chat.completions.create(model="other", messages=USER),
+                one.completions.create(model="other", prompt="x"),
+                one.responses.create(model="other", input="x"),
+            ):
+                with pytest.raises(openai.NotFoundError) as error:
+                    await asking
+                told.append((error.value.code, error.value.param, error.value.body["message"]))
+        return told
+
+    told = serve(test, made, model="org/mine", shared=made.policy)
+    assert told == [("model_not_found", "model", "there is no model 'other' here: its name is 'org/mine'")] * 4
 
 
 def test_the_server_s_own_key_reaches_the_shared_policy(serve, stage):

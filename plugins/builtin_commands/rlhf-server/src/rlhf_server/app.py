@@ -78,6 +78,7 @@ class PolicyServer:
             yield Route("POST", f"{base}/responses", self._responses, admit, self.limits.body_bytes)
             yield Route("POST", f"{base}/tokenize", self._tokenize, admit, self.limits.body_bytes)
             yield Route("GET", f"{base}/models", self._models, admit)
+            yield Route("GET", f"{base}/models/{{model:.+}}", self._models, admit)
         for what in ("reward", "done", "fail"):
             yield Route("POST", f"/e/{{token}}/{what}", self._report, self._admit_episode, self.limits.report_bytes)
         yield Route("GET", "/health", self._health)
@@ -133,6 +134,11 @@ class PolicyServer:
         if self.shared is None:
             why = "the request names no episode: use an episode's base URL, or metadata.rlhf_episode"
             raise ApiError(404, why, "no_policy")
+        # An episode has one policy, whatever its program calls it.
+        if body.get("model") not in (None, self.model):
+            raise ApiError(
+                404, f"there is no model {body['model']!r} here: its name is {self.model!r}", "model_not_found", "model"
+            )
         if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
             limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
             # A new one now and then, because a tree keeps what was said.
@@ -166,7 +172,7 @@ class PolicyServer:
             return await policy.answer(policy.tree.plan_ids(prompt), sampling)
 
         def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
-            return completions.answer_of(calls, body, self.model, policy.tokenizer)
+            return completions.answer_of(calls, body, self.model, policy.tokenizer, sampling.stop)
 
         return await self._respond(request, session, sent, work, answer, completions.chunks_of, completions.KNOWN)
 
@@ -185,9 +191,9 @@ class PolicyServer:
 
         def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
             whole = responses.answer_of(calls, body, self.model, session.policy.tokenizer)
-            assert calls[0].reply is not None
+            assert calls[0].shown is not None
             said = messages[1:] if body.get("instructions") else messages
-            session.remember(whole["id"], [*said, calls[0].reply.message])
+            session.remember(whole["id"], [*said, calls[0].shown.message])
             return whole
 
         return await self._respond(request, session, sent, work, answer, responses.chunks_of, responses.KNOWN)
@@ -278,9 +284,10 @@ class PolicyServer:
     async def _models(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web
 
-        self._session(request, {})
+        name = request.match_info.get("model")
+        self._session(request, {"model": name})
         model = {"id": self.model, "object": "model", "created": 0, "owned_by": "rlhf-host"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response({"object": "list", "data": [model]} if name is None else model)
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         from aiohttp import web

@@ -30,6 +30,8 @@ def _message(given: Any, place: str) -> Message:
     if not isinstance(given, dict) or given.get("role") not in _ROLES:
         raise invalid(place, f"an object with a role of {', '.join(_ROLES)}")
     role = "system" if given["role"] == "developer" else given["role"]
+    if "content" not in given and role in ("system", "user"):
+        raise invalid(f"{place}.content", "missing: a text or a list of text parts")
     message: Message = {"role": role, "content": _content(given.get("content"), f"{place}.content")}
     if calls := given.get("tool_calls"):
         if not isinstance(calls, list):
@@ -88,7 +90,7 @@ def tools_of(body: Mapping[str, Any], limits: Limits) -> list[Mapping[str, Any]]
 
 def message_of(call: Call, tokenizer: Any) -> dict[str, Any]:
     """Returns the answer with its tokens."""
-    reply, answer = call.reply, call.generation
+    reply, answer = call.shown, call.generation
     assert reply is not None
     assert answer is not None
     message: dict[str, Any] = {"role": "assistant", "content": reply.content or (None if reply.tool_calls else "")}
@@ -109,7 +111,7 @@ def wire_call(call: ToolCall) -> dict[str, Any]:
 
 def finish_of(call: Call) -> str:
     assert call.generation is not None
-    if call.reply is not None and call.reply.tool_calls:
+    if call.shown is not None and call.shown.tool_calls:
         return "tool_calls"
     return "length" if call.generation.finish_reason == "length" else "stop"
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host.rollouts import Call, encode_prompts
+from rlhf_host.rollouts import Call, before_stop, encode_prompts
 from rlhf_server.chat import usage_of
 from rlhf_server.errors import invalid
 
@@ -27,14 +27,16 @@ def prompt_of(body: Mapping[str, Any], tokenizer: Any, vocabulary: int) -> list[
     raise invalid("prompt", f"a text, or tokens from 0 to {vocabulary - 1}; one prompt a request")
 
 
-def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any) -> dict[str, Any]:
+def answer_of(
+    calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any, stop: Sequence[str]
+) -> dict[str, Any]:
     choices = []
     for place, call in enumerate(calls):
         answer = call.generation
         assert answer is not None
         choice: dict[str, Any] = {
             "index": place,
-            "text": tokenizer.decode(list(answer.token_ids), skip_special_tokens=True),
+            "text": before_stop(tokenizer.decode(list(answer.token_ids), skip_special_tokens=True), stop),
             "finish_reason": "length" if answer.finish_reason == "length" else "stop",
             "logprobs": None,
             "prompt_token_ids": call.prompt_ids,

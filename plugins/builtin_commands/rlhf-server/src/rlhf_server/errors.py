@@ -31,7 +31,7 @@ def invalid(param: str, message: str) -> ApiError:
 
 def as_api_error(error: Exception, max_tokens: int) -> ApiError:
     """Returns the policy's exception as an ``ApiError``. Exceptions other than the project's own are raised again."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).removeprefix("codec: ").split())
     if isinstance(error, NoRoom):
         return ApiError(400, f"This model's maximum context length is {max_tokens} tokens: {text}", "context_length_exceeded")
     if isinstance(error, EpisodeFailed | UserError):

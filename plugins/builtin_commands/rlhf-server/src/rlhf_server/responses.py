@@ -90,7 +90,7 @@ def previous_of(body: Mapping[str, Any], known: Mapping[str, list[Message]]) -> 
 
 def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any) -> dict[str, Any]:
     call = calls[0]
-    reply, answer = call.reply, call.generation
+    reply, answer = call.shown, call.generation
     assert reply is not None
     assert answer is not None
     cut = answer.finish_reason == "length"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -78,4 +79,6 @@ def _talking(config: RunConfig) -> AbstractContextManager[Session]:
     model = config.roles["actor"].model
     if model and head_of(Path(model).expanduser()) == "scalar":
         raise UserError(f"{model} has a scalar head and writes no text: {rlhf('serve-reward', model)}")
+    if config.kernels.name == "auto":
+        logging.getLogger("rlhf_host.engines.kernels").setLevel(logging.ERROR)  # nobody chose any, and nothing trains
     return session(config)

@@ -36,7 +36,7 @@ def bench(
     plugin. Everything runs on the CPU. If a hook fails, the exit code is 1.
     """
     options, reports, failed = parse_texts(option), [], False
-    infos = [info for info in with_hooks(name, kind, options) if info.kind != "preset"]
+    infos = [info for info in with_hooks(name, kind, options, "no hooks to call") if info.kind != "preset"]
     if not infos:
         raise UserError(f"preset {name!r} has no hooks to measure")
     for position, info in enumerate(infos):

@@ -15,7 +15,7 @@ import click
 
 from rlhf_authoring.commands.chosen import option_option, parse_texts, with_hooks
 from rlhf_host import UserError
-from rlhf_host.commands import ChildFailed, answers, complete_plugin, kind_option, wrap
+from rlhf_host.commands import ChildFailed, answers, complete_plugin, deadline_option, kind_option, wrap
 from rlhf_host.installed import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0
@@ -40,7 +40,7 @@ class Checked:
 @option_option
 @kind_option()
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per plugin, instead of a report.")
-@click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one check may take.")
+@deadline_option(DEADLINE_S, "Seconds one check may take.")
 @click.pass_context
 def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None, as_json: bool, deadline: float) -> None:
     """Run the contract suite on the installed plugin NAME or DISTRIBUTION:NAME. It checks everything the host relies on.
@@ -49,7 +49,7 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
     """
     options, reports = parse_texts(option), []
     width = min(shutil.get_terminal_size().columns, 120)
-    for position, info in enumerate(with_hooks(name, kind, options, (*PROTOCOLS, "command"))):
+    for position, info in enumerate(with_hooks(name, kind, options, "no contract suite", (*PROTOCOLS, "command"))):
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
         if info.kind == "extension":

@@ -42,18 +42,21 @@ def parse_texts(texts: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def with_hooks(name: str, kind: str | None, options: dict[str, Any], kinds_without: Iterable[str] = ()) -> list[PluginInfo]:
-    """The plugins that ``name`` means and that have hooks or are of ``kinds_without`` them; presets beside them.
+def with_hooks(
+    name: str, kind: str | None, options: dict[str, Any], lacks: str, kinds_without: Iterable[str] = ()
+) -> list[PluginInfo]:
+    """The plugins that ``name`` means and that have hooks or are of ``kinds_without`` them; presets beside them. Others have
+    what ``lacks`` says.
 
     Raises:
         UserError: there is none, or the options could be meant for several.
     """
     from rlhf_host.installed import find_all  # which loads pydantic
 
-    plugins = find_all(name, [info for info in discover() if kind in (None, info.kind)])
+    plugins = find_all(name, discover(), kind)
     called = [info for info in plugins if info.kind in (*HOOKED, "preset", *kinds_without)]
     if not called:
-        raise UserError(f"{plugins[0].kind} {name!r} has no hooks to call: see rlhf plugins show {name}")
+        raise UserError(f"{plugins[0].kind} {name!r} has {lacks}: see rlhf plugins show {name}")
     several = [info for info in called if info.kind != "preset"]
     if options and len(several) > 1:
         raise UserError(

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import click
 
 from rlhf_authoring.doctor.findings import Finding
-from rlhf_host.commands import wrap
+from rlhf_host.commands import deadline_option, wrap
 from rlhf_host.installed import discover
 
 HELP_GROUP = "Plugins"
@@ -25,7 +25,7 @@ LABEL = 20
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print an object instead of a report.")
 @click.option("--chat", "model", metavar="MODEL|RUN", help="Look at a model's chat template instead: turns, tools, reasoning.")
-@click.option("--deadline", default=DEADLINE_S, show_default=True, metavar="S", help="Seconds one import may take.")
+@deadline_option(DEADLINE_S, "Seconds one import may take.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool, model: str | None, deadline: float) -> None:
     """Check this machine: Python, torch and GPUs, memory, disk, hubs, libraries that do not fit together, plugins.

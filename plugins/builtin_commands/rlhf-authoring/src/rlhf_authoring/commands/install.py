@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import click
 
 from rlhf_host import RunError, UserError, __version__
 from rlhf_host.commands import matching, near_matches
-from rlhf_host.installed import HOST, PluginInfo, discover, normalised, offered
+from rlhf_host.installed import HOST, Offer, PluginInfo, discover, normalised, offered
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -26,7 +28,10 @@ def _complete_published(ctx: click.Context, param: click.Parameter, incomplete: 
     """Plugins and distributions that are listed, or a path."""
     from click.shell_completion import CompletionItem
 
-    return [*matching(_published(), incomplete), CompletionItem(incomplete, type="file")]
+    return [
+        *matching({name: offer.wanted for name, offer in _published().items()}, incomplete),
+        CompletionItem(incomplete, type="file"),
+    ]
 
 
 def _complete_installed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -39,7 +44,11 @@ def _complete_installed(ctx: click.Context, param: click.Parameter, incomplete: 
 @click.command()
 @click.argument("names", nargs=-1, required=True, shell_complete=_complete_published)
 @click.option("--upgrade", "-U", is_flag=True, help="Install a newer version if there is one.")
-@click.option("--find-links", metavar="DIR", help="Look for wheels there too, as pip does: what make wheels has built.")
+@click.option(
+    "--find-links",
+    metavar="DIR",
+    help="Look for wheels there too, as pip does: what make wheels has built. [default for the project's own: dist]",
+)
 @click.option("--dry-run", is_flag=True, help="Print the pip command and stop.")
 def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run: bool) -> None:
     """Install plugins with pip, into the environment that rlhf runs in.
@@ -47,13 +56,17 @@ def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run
     NAMES are plugins that rlhf plugins search lists (grpo), their distributions (rlhf-plugin-grpo), or paths of folders and
     wheels. Other names are refused, because a package with that name on a package index may belong to anybody.
     """
-    targets = list(dict.fromkeys(_target(name) for name in names))
+    offers = _published()
+    known = {name: offers.get(name) or offers.get(normalised(name)) for name in names if not _looks_like_a_path(name)}
+    targets = list(dict.fromkeys(offer.wanted if (offer := known.get(name)) else _target(name) for name in names))
+    links = ("--find-links", find_links) if find_links else _options(offer for offer in known.values() if offer)
     # Naming the host keeps pip from replacing it with the version that a plugin was made for.
-    flags = [*(["--upgrade"] if upgrade else []), *(["--find-links", find_links] if find_links else [])]
-    command = _pip("install", *flags, *targets, f"{HOST}=={__version__}")
+    command = _pip("install", *(["--upgrade"] if upgrade else []), *links, *targets, f"{HOST}=={__version__}")
     if dry_run:
         click.echo(shlex.join(command))
         return
+    if find_links or "PIP_FIND_LINKS" not in os.environ:  # else pip knows another folder
+        _refuse_without_wheels(links)
     before = {(info.kind, info.name, info.distribution, info.version) for info in discover(disabled=True)}
     _run(command)
     importlib.invalidate_caches()
@@ -87,21 +100,31 @@ def uninstall(names: Sequence[str], yes: bool, dry_run: bool) -> None:
     _run(command)
 
 
-def _published() -> dict[str, str]:
-    """Plugin or distribution that is listed → what pip is to install."""
+def _published() -> dict[str, Offer]:
+    """Plugin or distribution that is listed → how it is installed."""
     offers = {name: offer for plugins in offered().values() for name, offer in plugins.items()}
-    names = {name: offer.wanted for name, offer in offers.items()}
-    return names | {normalised(offer.distribution): offer.wanted for offer in offers.values()}
+    return offers | {normalised(offer.distribution): offer for offer in offers.values()}
+
+
+def _options(offers: Iterable[Offer]) -> tuple[str, ...]:
+    """What pip needs for all of them, each once."""
+    return tuple(word for words in dict.fromkeys(offer.options for offer in offers) for word in words)
+
+
+def _refuse_without_wheels(links: Sequence[str]) -> None:
+    """Raises ``UserError`` where the folder of wheels is not there: pip would take the names from a package index."""
+    for flag, folder in itertools.pairwise(links):
+        if flag == "--find-links" and "://" not in folder and not Path(folder).exists():
+            raise UserError(f"no folder {folder!r} is here: make wheels, in a clone, builds it; --find-links DIR names another")
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return any(mark in name for mark in "/\\") or name.endswith(ARCHIVES) or name.startswith(".")
 
 
 def _target(name: str) -> str:
-    """Returns what pip is to install."""
+    """Returns what pip is to install for a name that is not listed: a path."""
     path = Path(name).expanduser()
-    published = _published()
-    known = published.get(name) or published.get(normalised(name))
-    looks_like_a_path = any(mark in name for mark in "/\\") or name.endswith(ARCHIVES) or name.startswith(".")
-    if known and not looks_like_a_path:
-        return known
     if path.is_file() and name.endswith(ARCHIVES):
         return str(path)
     if path.is_dir():
@@ -109,9 +132,9 @@ def _target(name: str) -> str:
             raise UserError(f"{name} is not a distribution: it has no pyproject.toml")
         # pip takes a bare word for a name on the index.
         return str(path) if path.is_absolute() else name if name.startswith(".") else f"./{name}"
-    if looks_like_a_path:
+    if _looks_like_a_path(name):
         raise UserError(f"{name}: no such folder or wheel")
-    near = near_matches(name, published)
+    near = near_matches(name, _published())
     advice = near or "; install what others publish with pip, by a name you have checked"
     raise UserError(f"{name!r} is not in the catalogue{advice}")
 

@@ -15,7 +15,7 @@ import click
 
 import rlhf_authoring
 from rlhf_host import UserError
-from rlhf_host.commands import near_matches, rlhf, write_file
+from rlhf_host.commands import near_matches, rlhf, tool, write_file
 from rlhf_host.installed import discover, normalised, offered, recommended
 
 KINDS = ("algo", "reward", "agent", "extension", "tasks", "tracker", "weight-sync", "engine", "backend", "runtime", "command")
@@ -70,9 +70,9 @@ def new(kind: str, name: str, output: Path, description: str | None, author: str
     click.echo(
         f"Wrote {project}, a plugin that works. Next:\n"
         f"  cd {shlex.quote(str(project))}\n"
-        "  pip install -e . 'rlhf-host[testing]'\n"
-        "  pytest\n"
-        f"  rlhf {use}{' --dry-run' if use.startswith('train ') else ''}\n"
+        f"  {tool('pip', 'install', '-e', '.', 'rlhf-host[testing]', cwd=project)}\n"
+        f"  {tool('pytest', cwd=project)}\n"
+        f"  {rlhf(*shlex.split(use), *(['--dry-run'] if use.startswith('train ') else []), cwd=project)}\n"
         f"Then edit src/{project.name.replace('-', '_')}/__init__.py: changes take effect at once."
     )
 

@@ -7,6 +7,7 @@ from click.testing import CliRunner, Result
 
 from rlhf_authoring.contracts.subject import Subject, check, expect
 from rlhf_host import UserError
+from rlhf_host.commands import unreachable
 from rlhf_host.installed import about
 
 
@@ -28,6 +29,13 @@ def help_begins_with_what_it_does(subject: Subject) -> None:
         f"the docstring of {subject.info.value} is not where its entry point says: define it there",
     )
     expect(len(said) <= 160, f"its first sentence has {len(said)} characters, and is a line of rlhf --help: shorten it")
+
+
+@check()
+def it_can_be_reached(subject: Subject) -> None:
+    """``rlhf NAME`` runs the command; of one called ``GROUP.NAME``, ``GROUP`` is a ``CommandGroup``."""
+    problem = unreachable(subject.info)
+    expect(not problem, problem)
 
 
 @check()

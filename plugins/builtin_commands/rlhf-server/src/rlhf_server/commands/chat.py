@@ -14,7 +14,7 @@ import click
 from rlhf_host import EpisodeFailed, Message
 from rlhf_host.commands import phase, visible
 from rlhf_host.settings import CommandLine, RunConfig
-from rlhf_server.commands.model_command import model_command
+from rlhf_server.commands.model_command import ANSWERS, SECTIONS, model_command
 
 if TYPE_CHECKING:
     from rlhf_host import Reply
@@ -32,7 +32,7 @@ ABOUT = """Talk to a model, or to the model of a run: a line is a message. An em
 conversation is rendered and goes on as in training, for a run's model with the run's settings."""
 
 
-@model_command("chat", about=ABOUT, start=START, sections={"rollout": "Rollouts", "roles": "Models"})
+@model_command("chat", about=ABOUT, start=START, sections=SECTIONS, takes=ANSWERS)
 def chat(line: CommandLine, config: RunConfig) -> None:
     """Talk to a model in the terminal."""
     phase("Loading libraries")
@@ -57,7 +57,7 @@ async def _turns(answer: Callable[[list[Message]], Awaitable[Reply]]) -> None:
         try:
             reply = await answer(messages)
         except EpisodeFailed as failure:
-            click.echo(f"{failure.reason}; an empty line begins anew", err=True)
+            click.echo(f"{failure.reason.removeprefix('codec: ')}; an empty line begins anew", err=True)
             messages.pop()
             continue
         messages.append(reply.message)

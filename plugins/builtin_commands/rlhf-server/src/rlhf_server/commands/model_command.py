@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +14,36 @@ from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, read_yam
 
 CHECKPOINT = "of a run: best, last or a step (default: the final model; of a run that has not finished, the newest)"
 
+SECTIONS = {"rollout": "Rollouts", "roles": "Models", "data": "Prompts", "train": "Computing"}
+
+WEIGHTS = ("model", "revision", "adapter", "dtype", "quantize", "attn-implementation", "trust-remote-code", "device")
+
+MODEL = (
+    *(f"actor.{name}" for name in (*WEIGHTS, "tokenizer")),
+    *("seed", "debug", "backend", "runtime", "kernels", "placement", "train.threads", "train.autocast"),
+)
+"""Settings that define how a model is loaded and computes."""
+
+SAMPLING = ("temperature", "top-p", "top-k", "min-p", "max-new-tokens", "max-tokens", "stop", "stop-token-ids")
+
+ANSWERS = (
+    *MODEL,
+    *(f"rollout.{name}" for name in (*SAMPLING, "history", "tool-format")),
+    *("data.template", "data.system-prompt", "engine"),
+)
+"""Settings that define how a model answers."""
+
 OF_RUN = ("seed", "roles", "data", "rollout")
 """Sections of a run's settings that define how its model is asked."""
 
 
 def model_command(
-    name: str, *, about: str, start: Mapping[str, str], sections: Mapping[str, str]
+    name: str, *, about: str, start: Mapping[str, str], sections: Mapping[str, str], takes: Sequence[str]
 ) -> Callable[[Callable[[CommandLine, RunConfig], None]], click.Command]:
     """Returns a decorator that makes ``rlhf NAME MODEL`` of a function, which works until it returns or Ctrl-C ends it.
 
     Args:
+        takes: settings that it uses; others are refused.
         start: as ``SettingsCommand``, beside ``--checkpoint``; names without a section are the command's own flags.
     """
     flags = {"checkpoint": CHECKPOINT, **start}
@@ -45,6 +65,7 @@ def model_command(
             about=about,
             start=flags,
             sections=sections,
+            takes=takes,
             takes_file=True,
         )
 

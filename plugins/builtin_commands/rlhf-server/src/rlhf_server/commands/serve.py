@@ -7,7 +7,7 @@ import click
 from rlhf_host.commands import phase
 from rlhf_host.settings import CommandLine, RunConfig
 from rlhf_server.commands.address import HOST, address_of
-from rlhf_server.commands.model_command import model_command
+from rlhf_server.commands.model_command import ANSWERS, SECTIONS, model_command
 
 HELP_GROUP = "Use a model"
 
@@ -24,7 +24,7 @@ ABOUT = """Serve a model, or the model of a run, with the API that programs see 
 tools, token ids and log-probabilities. A run's model gets the run's settings for prompts and sampling. Ctrl-C ends it."""
 
 
-@model_command("serve", about=ABOUT, start=START, sections={"rollout": "Rollouts", "roles": "Models"})
+@model_command("serve", about=ABOUT, start=START, sections=SECTIONS, takes=ANSWERS)
 def serve(line: CommandLine, config: RunConfig) -> None:
     """Serve a model by OpenAI's API, as programs reach it in training."""
     actor = config.roles["actor"]

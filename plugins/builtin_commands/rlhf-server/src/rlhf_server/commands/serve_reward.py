@@ -7,7 +7,7 @@ import click
 from rlhf_host.commands import phase
 from rlhf_host.settings import CommandLine, RunConfig
 from rlhf_server.commands.address import HOST, address_of
-from rlhf_server.commands.model_command import model_command
+from rlhf_server.commands.model_command import MODEL, model_command
 
 HELP_GROUP = "Use a model"
 
@@ -24,7 +24,13 @@ ABOUT = """Serve a model with a scalar head, or that of a run that trained one. 
 protocol ask it at /get_reward. Ctrl-C ends it."""
 
 
-@model_command("serve-reward", about=ABOUT, start=START, sections={"roles": "Models", "train": "Passes"})
+@model_command(
+    "serve-reward",
+    about=ABOUT,
+    start=START,
+    sections={"roles": "Models", "train": "Passes"},
+    takes=(*MODEL, "train.max-tokens-per-microbatch", "rollout.max-tokens"),
+)
 def serve_reward(line: CommandLine, config: RunConfig) -> None:
     """Serve a reward model, as the reward http_reward asks it."""
     host, port, key = address_of(line, "5000")
