@@ -26,6 +26,7 @@ from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.episodes import Task
+from rlhf_host.records.needs import AlgoNeeds
 from rlhf_host.runtimes.batch_shards import deal_rows
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.role import Role
@@ -84,7 +85,7 @@ def train(ranks: Ranks, model: Path, algo: str, kind: str) -> dict[str, Any]:
     whole = batches.rows(groups, 1, 0)
     if "reference" in roles:
         whole.logprobs["reference"] = worker.outputs("reference", "logprobs", whole)
-    mine = deal_rows(whole, ranks.size, unit_rows=needs.unit_rows)[ranks.rank]
+    mine = deal_rows(whole, ranks.size, unit_rows=AlgoNeeds.of(needs).unit_rows)[ranks.rank]
     metrics = []
     for _ in range(3):
         shares = [worker.update(whole.batch().select(mine), sampled_now=False, whole=Denominators.of(whole), rows=mine)]

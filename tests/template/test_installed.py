@@ -43,7 +43,7 @@ class Trial:
         self.commands: dict[str, list[str]] = {}
         for kind in KINDS:
             said = environment("rlhf", "plugins", "new", kind, f"trial-{kind}", cwd=folder)
-            (line,) = re.findall(r"^  rlhf (.*)$", said, re.MULTILINE)
+            (line,) = re.findall(r"^  (?:\S*/)?rlhf (.*)$", said, re.MULTILINE)
             self.commands[kind] = line.split()
 
     def projects(self) -> dict[str, Path]:
