@@ -54,9 +54,7 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
         _check_directory(path, weights)
         return ModelPlace(str(path), local=True)
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
-    match = near_matches(
-        str(path), [str(path.parent / each.name) for each in beside if each.is_dir() or each.suffix == ".gguf"]
-    )
+    match = near_matches(path.name, sorted(each.name for each in beside if each.is_dir() or each.suffix == ".gguf"))
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
         raise UserError(f"no model at {name}{match or ': no such file or directory'}")
     if not _cached(name) and (match or not hub_answers()):

@@ -107,11 +107,12 @@ def bandit(tmp_path_factory):
             checkpoint=CheckpointConfig(final=False),
             tracker={},
         )
-        own, digits = resolve(config).plugins().loaded, Digits()
+        resolved, digits = resolve(config), Digits()
+        own = resolved.plugins().loaded
         kinds = [("reward", digits), *(("extension", hook) for hook in hooks)]
         added = [Loaded(kind, type(hook).__name__, own[0].info, hook) for kind, hook in kinds]
         try:
-            assert train(config, PluginManager([*own, *added])).step == STEPS
+            assert train(resolved.config, PluginManager([*own, *added])).step == STEPS
         except RunError as error:  # solved, or given up for good: no two answers differ any more
             if "equal_rewards" not in str(error):
                 raise

@@ -260,7 +260,7 @@ def test_a_state_that_no_longer_loads_names_the_version_that_wrote_it(caplog):
 
 
 def test_what_a_run_began_with_stays_beside_what_it_goes_on_with(tmp_path):
-    manager, config = PluginManager([]), RunConfig()
+    manager, config = PluginManager([]), RunConfig(sync={"name": "in_process"})
     write_start(config, manager, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "plugins.json", "requirements.txt"]
     first = (tmp_path / "config.yaml").read_text()
