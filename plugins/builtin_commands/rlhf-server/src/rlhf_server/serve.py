@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,18 @@ def talk(config: RunConfig, turns: Callable[[Callable[[list[Message]], Awaitable
         running.run(turns(running.policy().chat))
 
 
-def _talking(config: RunConfig) -> AbstractContextManager[Session]:
-    """Returns a session with the actor. Raises ``UserError`` for a model that writes no text."""
+@contextmanager
+def _talking(config: RunConfig) -> Iterator[Session]:
+    """Starts a session with the actor. Raises ``UserError`` for a model that writes no text."""
     model = config.roles["actor"].model
     if model and head_of(Path(model).expanduser()) == "scalar":
         raise UserError(f"{model} has a scalar head and writes no text: {rlhf('serve-reward', model)}")
-    if config.kernels.name == "auto":
-        logging.getLogger("rlhf_host.engines.kernels").setLevel(logging.ERROR)  # nobody chose any, and nothing trains
-    return session(config)
+    kernels = logging.getLogger("rlhf_host.engines.kernels")
+    level = kernels.level
+    try:
+        if config.kernels.name == "auto":
+            kernels.setLevel(logging.ERROR)  # nobody chose any, and nothing trains
+        with session(config) as running:
+            yield running
+    finally:
+        kernels.setLevel(level)
