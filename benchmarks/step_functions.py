@@ -1,4 +1,4 @@
-"""How much of the host one step goes through: functions executed, and frames and files from the command down to the
+"""Counts the part of the host that one step goes through: functions executed, and frames and files from the command down to the
 log-probabilities.
 
     python benchmarks/step_functions.py [--list] [FLAGS of rlhf train]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from click.shell_completion import CompletionItem
 
-from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of, setting_of, uses
+from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of, uses_flag
 from rlhf_host.cli.lazy import quiet
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
@@ -56,8 +56,8 @@ def complete(
         return _values(last[2:].replace("_", "-"), incomplete, tree)
     items = []
     for name, text in _flags(incomplete, tree, control):
-        own, key = name[2:] in control, setting_of(Flag(name[2:], None))
-        if _dashed(name).startswith(_dashed(incomplete)) and (own or key is None or uses(takes, key)):
+        used = name[2:] in control or uses_flag(takes, Flag(name[2:], None))
+        if _dashed(name).startswith(_dashed(incomplete)) and used:
             rest = name[len(incomplete) :]
             rest = rest.replace("-", "_") if "_" in incomplete.rpartition(".")[2] else rest
             items.append(CompletionItem(incomplete + rest, help=text or None))

@@ -154,15 +154,14 @@ class SettingsCommand(click.Command):
 
     def _refuse_others(self, flags: Sequence[Flag]) -> None:
         """Raises ``UserError`` for flags of settings that the command does not use."""
-        for flag in flags:
-            name = setting_of(flag)
-            if name is not None and not uses(self.takes, name):
-                head = name.partition(".")[0]
-                beside = [taken for taken in self.takes if taken.startswith(f"{head}.")]
-                listed = beside or dict.fromkeys(taken.partition(".")[0] for taken in self.takes)
-                names = ", ".join(f"--{taken}{'' if taken in self.takes else '.*'}" for taken in listed)
-                command = " ".join(word for word in self.usage.split() if word.islower())
-                raise UserError(f"{flag.text}: rlhf {command} does not use it; it takes {names}")
+        flag = next((flag for flag in flags if not uses_flag(self.takes, flag)), None)
+        if flag is not None:
+            head = str(setting_of(flag)).partition(".")[0]
+            beside = [taken for taken in self.takes if taken.startswith(f"{head}.")]
+            listed = beside or dict.fromkeys(taken.partition(".")[0] for taken in self.takes)
+            names = ", ".join(f"--{taken}{'' if taken in self.takes else '.*'}" for taken in listed)
+            command = " ".join(word for word in self.usage.split() if word.islower())
+            raise UserError(f"{flag.text}: rlhf {command} does not use it; it takes {names}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from rlhf_host.cli.complete_flags import complete
@@ -187,12 +186,17 @@ class SettingsCommand(click.Command):
 
 
 def uses(takes: Sequence[str], name: str) -> bool:
-    """Whether a command that takes these settings uses the setting or section ``name``."""
+    """Returns True if a command that takes these settings uses the setting or section ``name``."""
     return not takes or any(f"{name}.".startswith(f"{taken}.") for taken in takes)
 
 
+def uses_flag(takes: Sequence[str], flag: Flag) -> bool:
+    """Returns False for a flag of a setting that a command that takes these does not use."""
+    return not takes or (name := setting_of(flag)) is None or uses(takes, name)
+
+
 def setting_of(flag: Flag) -> str | None:
-    """The setting that a flag gives, as flags spell it: ``actor.lora.rank``, ``runtime``. None: there is no such setting."""
+    """Returns the setting of a flag, as flags spell it: ``actor.lora.rank``, ``runtime``. None: there is no such setting."""
     place, plugin = Names().place(flag.parts[0])
     path = lora_path((*place, *flag.parts[1:]))
     if plugin is None and annotation_at(path) is None:

@@ -1,4 +1,4 @@
-"""How help texts look: code in single backticks, and no line ends inside a name."""
+"""Form of help texts: code in single backticks, and no line ends inside a name."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ REPEATED = ("config", "preset", "environment", "disable")
 @dataclass(frozen=True, slots=True)
 class Flag:
     name: str
-    """As typed, without the dashes and the value."""
+    """Name as typed, without the dashes and the value."""
     value: str | None
 
     @property

@@ -28,7 +28,7 @@ STATE = "state.json"
 PLUGINS = "plugins.json"
 RUN = "run.json"
 RUNS = Path("runs")
-"""Where runs are written unless --run-dir says otherwise."""
+"""Directory of runs, unless --run-dir names another."""
 LOCK, HOLDER = ".lock", ".lock-holder"
 _STEP = re.compile(r"step-(\d{6,})")
 _MADE: set[Path] = set()
@@ -161,7 +161,7 @@ def require_run(path: Path) -> Path:
 
 
 def near_runs(path: Path) -> list[str]:
-    """What could have been meant by a path that does not exist: the runs beside it, and for a name alone those in ``runs/``."""
+    """Returns what could be meant by a path that does not exist: runs beside it, and for a name alone those in ``runs/``."""
     named = _runs_in(RUNS) if len(path.parts) == 1 else []
     return [*(str(path.parent / each.name) for each in _runs_in(path.parent)), *(each.name for each in named)]
 

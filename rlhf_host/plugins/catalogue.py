@@ -30,7 +30,7 @@ class Offer(NamedTuple):
     line: str
     """The whole command."""
     options: tuple[str, ...] = ()
-    """What pip needs besides, such as where the packages are."""
+    """Further options for pip, such as where the packages are."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Offer:

@@ -18,10 +18,9 @@ from typing import Literal, TypeAlias
 from importlib_metadata import Distribution, EntryPoint, distributions
 
 from rlhf_host import __version__
+from rlhf_host.plugins.moved import BEFORE, PAGE
 
 HOST = "rlhf-host"
-BEFORE = "0.9"
-"""Version of the contract before this one."""
 
 GROUPS: dict[str, str] = {
     "algo": "rlhf.algos",
@@ -257,7 +256,7 @@ def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
     if fits:
         return stated, ""
     earlier = all(bound.contains(BEFORE) for bound in ranges)
-    hint = f"; the page 'From {BEFORE} to {__version__.rpartition('.')[0]}' says what to change in it" if earlier else ""
+    hint = f"; {PAGE}" if earlier else ""
     return stated, f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}{hint}"
 
 

@@ -34,7 +34,7 @@ class UnknownName:
     """``flag``: a flag, or a key of a file. ``option``: one that the chosen plugin does not have, ``algo.beta``. ``section``: of a
     file. ``choice``: in the place of a plugin's name."""
     name: str
-    """As typed, without dashes in front: words of flags are joined by dashes or underscores."""
+    """Name as typed, without dashes in front: words of flags are joined by dashes or underscores."""
     value: object = None
     """The value of a flag or key, where one was given."""
     fits: Callable[[str], bool] = bool

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-PAGE = "the page 'From 0.9 to 0.10' has examples"
+BEFORE = "0.9"
+"""Version of that contract."""
+PAGE = f"the page 'From {BEFORE} to 0.10' has examples"
 
 MOVED = {
     "hook": dict.fromkeys(

@@ -50,8 +50,9 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
     answers = hooks.each("importance_weights", logprobs=logprobs, batch=batch)
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
+    needs = hooks.needs()
     for key, weight in answers:
-        if CorrectionNeeds.of(hooks.needs().get(key)).weights == "row" and weight.dim() == 2:
+        if CorrectionNeeds.of(needs.get(key)).weights == "row" and weight.dim() == 2:
             raise RunError(f"{key} gave weights of tokens, {list(weight.shape)}, and its needs say weights='row': return [B]")
         if gates_only:
             counts = mask if weight.dim() == 2 else mask.any(-1)

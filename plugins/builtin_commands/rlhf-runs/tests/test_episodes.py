@@ -111,7 +111,7 @@ def test_a_file_of_texts_alone(rlhf_here, tmp_path):
 
 
 def test_several_turns_without_tokens_are_one_text(rlhf_here, tmp_path):
-    """What a run saves by default."""
+    """A file as a run writes it by default."""
     line = {"step": 1, "group_id": "g", "prompt": "1+1=", "length": 3, "rewards": {"agent": 1.0}, "reward": 1.0, "label": "2"}
     rows = [
         {**line, "episode_id": "e-1", "text": "2", "full_text": "3 no, again: 2"},

@@ -1,4 +1,4 @@
-"""What ``rlhf translate`` refuses, names, and prints beside the settings."""
+"""Refusals of ``rlhf translate``, and what it names and prints beside the settings."""
 
 from __future__ import annotations
 

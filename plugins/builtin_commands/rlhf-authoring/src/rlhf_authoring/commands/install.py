@@ -107,7 +107,7 @@ def _published() -> dict[str, Offer]:
 
 
 def _options(offers: Iterable[Offer]) -> tuple[str, ...]:
-    """What pip needs for all of them, each once."""
+    """Returns the options of pip for all of them, each once."""
     return tuple(word for words in dict.fromkeys(offer.options for offer in offers) for word in words)
 
 

@@ -18,7 +18,7 @@ _OWN = re.compile(rf"(?:trl\.rewards\.(?:\w+\.)?)?({'|'.join((*_VERIFIERS, _THOU
 
 @dataclass(frozen=True, slots=True)
 class _Reward:
-    """What a name becomes."""
+    """Translation of a name."""
 
     alias: str
     plugin: str = ""
