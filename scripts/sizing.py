@@ -32,6 +32,8 @@ SIDE_BY_SIDE = 32
 USABLE = 0.9
 """Part of a device's memory that is planned with; the rest is for the driver, kernels' workspaces and fragments."""
 RANK = 16
+BUCKETS = 2 * 256 * 2**20
+"""Two buckets of ``--sync.bucket-mb`` under way."""
 
 MODELS: dict[str, Any] = {
     "Qwen2.5-0.5B": Qwen2Config(
@@ -212,6 +214,8 @@ class Way:
     """Weights, gradients, optimizer, on each of so many devices."""
     held: Callable[[Sizes, int], float]
     """The same between steps."""
+    stays: Callable[[Sizes, int], float]
+    """What of it is on the device while engines sample."""
     checkpointing: bool = False
     copies: bool = False
     """Autocast keeps a copy of each float32 matrix for a pass."""
@@ -231,6 +235,7 @@ def _all_weights(name: str, flags: str, backend: str, *, checkpointing: bool = T
         lambda model: 4 * model.parameters,
         lambda model, devices: per_weight(TRAINED[backend], devices) * model.parameters,
         lambda model, devices: per_weight(HELD[backend], devices) * model.parameters,
+        lambda model, devices: per_weight(HELD[backend], devices) * model.parameters if backend == TORCH else 0,
         checkpointing,
         copies,
     )
@@ -240,7 +245,7 @@ def _adapters(name: str, flags: str, base: Callable[[Sizes], float]) -> Way:
     def held(model: Sizes, _: int) -> float:
         return base(model) + adapter(model)
 
-    return Way(name, flags, base, held, held, checkpointing=True, trains_head=False)
+    return Way(name, flags, base, held, held, held, checkpointing=True, trains_head=False)
 
 
 CHECKPOINTING = "--actor.gradient-checkpointing true"
@@ -296,16 +301,31 @@ def alone(model: Sizes, memory: float) -> Plan | None:
 
 
 def together(model: Sizes, memory: float, devices: int) -> Plan | None:
-    """The plainest way that fits, with an engine over as few devices as can hold it. While weights travel, both are there."""
+    """The plainest way that fits, with an engine over as few devices as can hold it."""
     for way, parts in product(TOGETHER, (1, 2, 4, 8)):
-        held = way.held(model, devices)
-        engine = (2 * model.parameters + SIDE_BY_SIDE * ROW * cache(model)) / parts
-        share = math.floor((USABLE - held / memory) * 100) / 100
+        share = math.floor((USABLE - way.stays(model, devices) / memory) * 100) / 100
         flags = f"--engine.tensor-parallel-size {parts} --engine.gpu-memory-utilization {share:.2f}"
-        plan = Plan(way, way.loaded(model), way.training(model, devices), held + engine, flags)
+        _, _, training, *others = (sum(amounts) for _, *amounts in phases(model, way, devices, parts))
+        plan = Plan(way, way.loaded(model), training, max(others), flags)
         if plan.fits(memory):
             return plan
     return None
+
+
+def phases(model: Sizes, way: Way, devices: int, parts: int) -> list[tuple[str, float, float, float, float]]:
+    """Bytes on each of some devices that trainer and engines share, phase by phase: the trainer's, the engine's weights, buckets
+    of a sync, the cache.
+    """
+    weights, cached = 2 * model.parameters / parts, SIDE_BY_SIDE * ROW * cache(model) / parts
+    stays = way.stays(model, devices)
+    return [
+        ("the engine starts, alone", 0, weights, 0, cached),
+        ("it sleeps without weights; the model is loaded", way.loaded(model), 0, 0, 0),
+        ("training", way.training(model, devices), 0, 0, 0),
+        ("the engine's weights wake, and a sync brings them", way.held(model, devices), weights, BUCKETS, 0),
+        ("the trainer's data leaves", stays, weights, 0, 0),
+        ("the cache wakes, and the engine samples", stays, weights, 0, cached),
+    ]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -365,6 +385,13 @@ def plans_table(models: dict[str, Sizes]) -> Iterator[str]:
                 yield _row(devices, name, plan.way.name, *amounts, f"`{plan.engine}`" if plan.engine else "`transformers`")
 
 
+def phases_table(models: dict[str, Sizes]) -> Iterator[str]:
+    name = list(models)[len(models) // 2]
+    yield from _head(f"phase, {name}", "trainer", "engine's weights", "buckets", "cache", "together")
+    for phase, *amounts in phases(models[name], TOGETHER[0], 8, 1):
+        yield _row(phase, *(f"{size / GB:.1f} GB" for size in (*amounts, sum(amounts))))
+
+
 def tables(models: dict[str, Sizes]) -> dict[str, list[str]]:
     """Heading → lines."""
     return {
@@ -373,6 +400,7 @@ def tables(models: dict[str, Sizes]) -> dict[str, list[str]]:
         "A token": list(tokens_table(models)),
         "Ways": list(ways_table()),
         "What fits": list(plans_table(models)),
+        "Phases, ZeRO 2 on 8 devices": list(phases_table(models)),
     }
 
 

@@ -25,6 +25,7 @@ SLOW = {
         "ctrl_c|dies|cannot_hold",
         "runs on Ray that end early; one run that trains and resumes at every change",
     ),
+    "tests/runtimes/test_whole_stack.py": ("sleep_beside", "two vLLM engines that sleep beside their workers"),
     "tests/runtimes/test_ray_leftovers.py": ("", "what a killed controller leaves"),
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),

@@ -62,6 +62,8 @@ class VLLMEngine:
         self.busy_s = 0.0
         self._measures = Measures()
         self.asleep = False
+        self._room = False
+        """True in sleep if weights have their memory again."""
         self._actions: deque[Callable[[], None]] = deque()
         self._condition = threading.Condition()
         self._running: dict[str, Sent] = {}
@@ -138,7 +140,13 @@ class VLLMEngine:
         Raises:
             RunError: requests are in flight.
         """
-        await asyncio.wrap_future(self._submit(self._sleep))
+        await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=True)))
+
+    async def sleep_empty(self) -> None:
+        await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=bool(self._adapter_rank))))
+
+    async def wake_weights(self) -> None:
+        await asyncio.wrap_future(self._submit(self._wake_weights))
 
     async def wake(self) -> None:
         await asyncio.wrap_future(self._submit(self._wake))
@@ -294,7 +302,7 @@ class VLLMEngine:
         self._scratch.close()
 
     def _load(self, buckets: Buckets, version: int) -> None:
-        if self.asleep:
+        if self.asleep and not self._room:
             raise RunError("engine vllm is asleep: wake() it before weights come")
         self.version = NO_WEIGHTS
         with self._paused():
@@ -337,17 +345,26 @@ class VLLMEngine:
         finally:
             core.call_utility("resume_scheduler")
 
-    def _sleep(self) -> None:
+    def _sleep(self, *, keep: bool) -> None:
         if self._running:
             raise RunError(f"engine vllm cannot sleep with {len(self._running)} requests in flight")
-        if not self.asleep and self._can_sleep:
-            self.llm.sleep(level=1)
+        if self.asleep:
+            return
+        if self._can_sleep:
+            self.llm.sleep(level=1 if keep else 2)
         self.asleep = True
+        if not keep:
+            self.version = NO_WEIGHTS
+
+    def _wake_weights(self) -> None:
+        if self.asleep and not self._room and self._can_sleep:
+            self.llm.wake_up(["weights"])
+        self._room = self.asleep
 
     def _wake(self) -> None:
         if self.asleep and self._can_sleep:
-            self.llm.wake_up()
-        self.asleep = False
+            self.llm.wake_up(["kv_cache"] if self._room else None)
+        self.asleep = self._room = False
 
 
 class WeightLoader:

@@ -11,7 +11,17 @@ Errors have one meaning everywhere. ``UserError``: the settings or the input can
 
 from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult
 from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits, Writer
-from rlhf_host.protocols.engines import Counting, Engine, EnginePlugin, EngineStart, EngineTraits, Generator, Measured, SyncEnd
+from rlhf_host.protocols.engines import (
+    Counting,
+    Engine,
+    EnginePlugin,
+    EngineStart,
+    EngineTraits,
+    Generator,
+    Measured,
+    SyncEnd,
+    WakesInParts,
+)
 from rlhf_host.protocols.kernels import Decoder, Kernels, KernelsPlugin, SharedRows, Use
 from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
@@ -33,6 +43,6 @@ __all__ = [
     "Counting", "Decoder", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin",
     "Loader", "Measured", "Ranks", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "Server", "ServerPlugin",
     "ServerSession", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer", "Traits", "Update", "Use",
-    "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
+    "WakesInParts", "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]
 # fmt: on

@@ -115,6 +115,19 @@ class Engine(Generator, SyncEnd, Protocol):
 
 
 @runtime_checkable
+class WakesInParts(Protocol):
+    """Optional interface of an engine that sleeps without keeping its weights, where a sync brings all of them before it
+    samples again, and that wakes for them first.
+    """
+
+    async def sleep_empty(self) -> None:
+        """Release device memory as ``sleep`` does; weights that a sync brings are not kept, and ``version`` is -1 then."""
+
+    async def wake_weights(self) -> None:
+        """Take device memory for weights alone, so that a sync can bring them. ``wake`` takes the rest."""
+
+
+@runtime_checkable
 class Measured(Protocol):
     """Optional interface of an engine with metrics."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_host.errors import RunError
@@ -15,17 +16,23 @@ if TYPE_CHECKING:
 
 
 class DevicePhases:
-    """Phases of shared devices. While engines sample, the training data of workers is in CPU memory; while workers train, the
-    engines sleep.
+    """Phases of shared devices, for engines with the option ``sleep``:
 
-    For engines with the option ``sleep``. The methods wait until the switch is done; call them from any thread except the event
-    loop's.
+    | phase | training data of workers | engines |
+    |---|---|---|
+    | ``train`` | on the device | asleep, without weights where a sync brings all of them |
+    | ``send`` | on the device | weights |
+    | ``sample`` | in CPU memory | weights, then the cache |
+
+    The methods wait until the switch is done; call them from any thread except the event loop's.
     """
 
     def __init__(self, engines: EnginePool, groups: Sequence[WorkerGroup]):
         self._engines, self._groups = engines, groups
         self._away = False
         self._lock = threading.Lock()
+        self.keep = False
+        """True while engines will sample again under the weights that they have, so that these must outlast their sleep."""
 
     def train(self, trainable: bool = True) -> None:
         """Prepares for workers to compute: engines sleep, unless they are working at the moment.
@@ -35,9 +42,17 @@ class DevicePhases:
         """
         with self._lock:
             with contextlib.suppress(RunError):
-                self._engines.sleep()
+                self._engines.sleep(keep=self.keep)
             if trainable:
                 self._move("reload", away=False)
+
+    def send(self) -> None:
+        """Prepares for sending weights: those of workers and of engines are on the device, and no cache."""
+        with self._lock:
+            with contextlib.suppress(RunError):
+                self._engines.sleep(keep=False)
+            self._move("reload", away=False)
+            self._engines.wake_weights()
 
     def sample(self) -> None:
         """Prepares for engines to compute."""
@@ -45,11 +60,15 @@ class DevicePhases:
             self._move("offload", away=True)
             self._engines.wake()
 
-    def both(self) -> None:
-        """Prepares for sending weights: workers and engines are both on the device."""
-        with self._lock:
-            self._move("reload", away=False)
-            self._engines.wake()
+    @contextlib.asynccontextmanager
+    async def restart(self) -> AsyncIterator[None]:
+        """Lets an engine start again inside the block, as at the beginning of the run: training data of workers is away."""
+        await asyncio.to_thread(self._lock.acquire)
+        try:
+            await asyncio.to_thread(self._move, "offload", away=True)
+            yield
+        finally:
+            self._lock.release()
 
     def _move(self, method: str, *, away: bool) -> None:
         if self._away == away:

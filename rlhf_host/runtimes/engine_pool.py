@@ -52,13 +52,21 @@ class EnginePool:
             lane.capacity = None if traits.largest_batch is None else AHEAD * traits.largest_batch
         seats = [Seat(*parts, lane) for parts, lane in zip(actors, self._queue.lanes, strict=True)]
         self.lives = EngineLives(
-            seats, wait_s=wait_s, on_lost=self._give_to_others, on_back=self._bring_up, fail=self._fail_all
+            seats,
+            asleep=lambda: self._asleep,
+            awake=self.awake,
+            wait_s=wait_s,
+            on_lost=self._give_to_others,
+            on_back=self._bring_up,
+            fail=self._fail_all,
         )
         self.version = -1
         self.coming = -1
         """Version that is being brought: an engine may have it before that is known here."""
         self.resync: Callable[[], Awaitable[None]] | None = None
-        """Brings the current version to all ``targets`` that lack it; called after an engine was restarted."""
+        """Brings the current version to all ``targets`` that lack it; called after an engine was restarted, and before requests
+        if all have slept without weights.
+        """
         self._numbers = itertools.count()
         self._expected = 0
         self._news = 0.0
@@ -74,6 +82,7 @@ class EnginePool:
         self._waking: asyncio.Task[None] | None = None
         self.before_sampling: Callable[[], None] = self.wake
         """Called in a thread before requests go to sleeping engines; wakes them."""
+        self._rising = asyncio.Lock()
 
     @property
     def busy_s(self) -> float:
@@ -124,32 +133,58 @@ class EnginePool:
                 seat.lane.open = seat.state == "serving"
         self._dispatch()
 
-    def sleep(self) -> None:
+    @property
+    def at_work(self) -> bool:
+        """True while requests are in flight."""
+        return bool(self._queue.in_flight)
+
+    def sleep(self, *, keep: bool) -> None:
         """Makes the engines free their memory until the next request.
+
+        Args:
+            keep: keep the weights. Otherwise engines that can do without have none until the next sync.
 
         Raises:
             RunError: requests are in flight.
         """
         if self._asleep:
             return
-        if self._queue.in_flight:
+        if self.at_work:
             raise RunError("the engines are at work")
         self._asleep = True  # at once, so that no request is sent to an engine on its way to bed
         try:
-            self._everywhere(lambda actor: actor.sleep.remote())
+            for engine, version in self._everywhere(lambda actor: actor.sleep.remote(keep)):
+                engine.version = version
         except RunError:
             self.wake()
             raise
 
+    def wake_weights(self) -> None:
+        """Makes sleeping engines ready for a sync. They sample nothing before ``wake``."""
+        if self._asleep:
+            self._everywhere(lambda actor: actor.wake.remote(True))
+
     def wake(self) -> None:
         """Reverses ``sleep``."""
         if self._asleep:
-            self._everywhere(lambda actor: actor.wake.remote())
+            self._everywhere(lambda actor: actor.wake.remote(False))
             self._asleep = False
 
-    def _everywhere(self, call: Callable[[Any], Any]) -> None:
-        up = self.lives.up
-        wait_all([call(seat.actor) for seat in up], *(f"engine {seat.name}" for seat in up))
+    async def awake(self) -> None:
+        """Wakes the engines if they sleep, once for all who ask."""
+        async with self._rising:
+            if self._asleep:
+                await asyncio.to_thread(self.before_sampling)
+
+    def lacking(self, version: int) -> bool:
+        """Returns True if an engine that is up has another version."""
+        return any(target.engine.version != version for target in self.lives.targets)
+
+    def _everywhere(self, call: Callable[[Any], Any]) -> list[tuple[RemoteEngine, Any]]:
+        """Returns the answers of the engines that are up."""
+        up = [(seat, seat.engine) for seat in self.lives.up if seat.engine is not None]
+        answers = wait_all([call(seat.actor) for seat, _ in up], *(f"engine {seat.name}" for seat, _ in up))
+        return [(engine, answer) for (_, engine), answer in zip(up, answers, strict=True)]
 
     async def close(self) -> None:
         """Fails pending requests, and lets the engines free their resources."""
@@ -189,11 +224,16 @@ class EnginePool:
 
     async def _wake_up(self) -> None:
         try:
-            await asyncio.to_thread(self.before_sampling)
+            engines = [target.engine for target in self.lives.targets]
+            if self.resync is not None and engines and all(engine.version != self.version for engine in engines):
+                await self.resync()  # they sleep on while training is ahead of every version: its sync wakes them
+            else:
+                await self.awake()
         except Exception as error:
             self._fail_all(error)
         self._waking = None
-        self._dispatch()
+        if not self._asleep:
+            self._dispatch()
 
     def _patience(self) -> float:
         """Returns how long engines that work in waves should wait for more requests: a wave is best with all expected ones."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +61,7 @@ class RemoteEngine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """Returns one completion from exactly this engine. Raises the engine's errors, and ``EngineLost``."""
+        await self._lives.awake()
         return await self._ask(self._seat.actor.generate_alone, Request(tuple(token_ids), sampling, key))
 
     def set_version(self, version: int) -> None:
@@ -85,6 +87,8 @@ class EngineLives:
     """The engines of a pool. An engine that dies is restarted and gets the current weights.
 
     Args:
+        asleep: returns True while the engines sleep.
+        awake: wakes them if they do.
         wait_s: seconds that a run without any engine waits for a machine.
         on_lost: distributes an engine's requests again; returns their number.
         on_back: brings the current weights to a restarted engine.
@@ -95,6 +99,8 @@ class EngineLives:
         self,
         seats: Sequence[Seat],
         *,
+        asleep: Callable[[], bool],
+        awake: Callable[[], Awaitable[None]],
         wait_s: float,
         on_lost: Callable[[Seat], int],
         on_back: Callable[[EngineInfo], Awaitable[None]],
@@ -103,8 +109,11 @@ class EngineLives:
         self.seats = list(seats)
         self.homeless: Callable[[str], bool] = lambda name: False
         """Returns True if no machine has room for the engine of this name; called in a thread."""
+        self.restart: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        """Makes room on the devices for an engine that starts again inside the block."""
         self.restarts = 0
         self._closed = False
+        self.asleep, self.awake = asleep, awake
         self._wait_s, self._on_lost, self._on_back, self._fail = wait_s, on_lost, on_back, fail
 
     @property
@@ -145,7 +154,11 @@ class EngineLives:
         try:
             while True:
                 try:
-                    info = await seat.actor.start.remote(*seat.start_arguments)
+                    await seat.actor.alive.remote()
+                    async with self.restart():
+                        info = await seat.actor.start.remote(*seat.start_arguments)
+                        if self.asleep():
+                            await seat.actor.sleep.remote(False)
                     break
                 except ray.exceptions.ActorUnavailableError:
                     await self._look_for_machine(seat, time.monotonic() - since)

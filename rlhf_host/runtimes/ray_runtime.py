@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget, Writer
@@ -28,6 +28,9 @@ ATTEMPTS = 5
 """Maximum number of new attempts at a sync in which an engine died."""
 START_S = 300.0
 """Seconds for a process to come up, including the installation of ``ray.runtime_env``."""
+
+Group: TypeAlias = "tuple[WorkerGroup, RolesSetup, list[Any], bool]"
+"""Workers, their setup, references to their ``look``, and True if they are on GPUs."""
 
 
 class RayRuntime:
@@ -66,9 +69,62 @@ class RayRuntime:
             raise
 
     def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], parts: int) -> None:
-        engine_setup, threads = None if start.engine is None else EngineSetup.of(start), start.train.threads
+        engine_setup = None if start.engine is None else EngineSetup.of(start)
+        traits, shared = self._engine_traits or EngineTraits(), [place for place in places if place.shared]
+        turns = traits.sleeps and bool(shared) and engine_setup is not None and engine_setup.version == NO_WEIGHTS
         # Every process is asked for before any is waited for: most of a start is imports.
-        groups: list[tuple[WorkerGroup, RolesSetup, list[Any], bool]] = []
+        groups, engines, homes = self._processes(start, places, reserved, parts, engine_setup)
+        self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
+        self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
+        self.pool.resync = self._resync
+        starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
+        if turns or any(place.kind == "gpu" for place in shared):
+            wait_all(starting, "the engines")  # before workers load, because an engine plans with the memory that is free
+        if turns:
+            self.pool.lives.start(wait_all(starting, "the engines"))
+            self.pool.sleep(keep=False)
+        loading = []
+        for group, setup, looks, gpu in groups:
+            first = wait_all(looks[:1], group.name, within_s=START_S)[0]
+            size = len(group.actors)
+            each = [(setup, rank, size, first["address"], first["port"], group.parts, gpu) for rank in range(size)]
+            loading.append((group, group.call_each("start", each)))
+        answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
+        lengths = {name: length for own, _ in answers for name, length in own.items()}
+        infos: list[EngineInfo] = wait_all(starting, "the engines")
+        self.exact = all(exact for _, exact in answers) and all(info.exact for info in infos)
+        shortest = min([lengths["actor"], *(info.context_length or lengths["actor"] for info in infos)])
+        self.context_lengths = {**lengths, "actor": shortest}
+        self.engine = self.pool if engines else None
+        self.engines: dict[str, Generator] = {}
+        if not turns:
+            self.pool.lives.start(infos)
+        if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
+            self.pool.synced(engine_setup.version)
+        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=AlgoNeeds.of(start.needs).unit_rows)
+        self._phases: DevicePhases | None = None
+        if turns:
+            self._phases = DevicePhases(self.pool, self.trainer.trained)
+            self.trainer.before, self.pool.before_sampling = self._phases.train, self._phases.sample
+            self.pool.lives.restart = self._phases.restart
+        self._actors = [actor for group, *_ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
+        self.source = RemoteSource(self.trainer.by_role["actor"])
+        self._lock = asyncio.Lock()
+        self._version = NO_WEIGHTS
+        self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
+
+    def _processes(
+        self,
+        start: RuntimeStart,
+        places: Sequence[Place],
+        reserved: Sequence[Any],
+        parts: int,
+        engine_setup: EngineSetup | None,
+    ) -> tuple[list[Group], list[tuple[str, Any, tuple[Any, ...]]], dict[str, Any]]:
+        """Makes the processes of workers and engines. Returns groups, engines as ``EnginePool`` takes them, and the bundles of
+        each engine.
+        """
+        groups: list[Group] = []
         engines: list[tuple[str, Any, tuple[Any, ...]]] = []
         homes: dict[str, Any] = {}
         for place, bundles in zip(places, reserved, strict=True):
@@ -89,42 +145,8 @@ class RayRuntime:
                     seen = wait_all([looks[device] for device in devices], place.name, within_s=START_S)
                     gpus = [name for look in seen for name in look["gpus"]]
                 homes[str(len(engines))] = bundles
-                engines.append((str(len(engines)), actor, (engine_setup, threads, gpus)))
-        starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
-        loading = []
-        for group, setup, looks, gpu in groups:
-            first = wait_all(looks[:1], group.name, within_s=START_S)[0]
-            each = [
-                (setup, rank, len(group.actors), first["address"], first["port"], group.parts, gpu)
-                for rank in range(len(group.actors))
-            ]
-            loading.append((group, group.call_each("start", each)))
-        answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
-        lengths = {name: length for own, _ in answers for name, length in own.items()}
-        infos: list[EngineInfo] = wait_all(starting, "the engines")
-        self.exact = all(exact for _, exact in answers) and all(info.exact for info in infos)
-        shortest = min([lengths["actor"], *(info.context_length or lengths["actor"] for info in infos)])
-        self.context_lengths = {**lengths, "actor": shortest}
-        traits = self._engine_traits or EngineTraits()
-        self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
-        self.engine = self.pool if engines else None
-        self.engines: dict[str, Generator] = {}
-        self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
-        self.pool.lives.start(infos)
-        self.pool.resync = self._resync
-        if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
-            self.pool.synced(engine_setup.version)
-        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=AlgoNeeds.of(start.needs).unit_rows)
-        self._phases: DevicePhases | None = None
-        shared = any(place.shared for place in places)
-        if engine_setup is not None and engine_setup.version == NO_WEIGHTS and traits.sleeps and shared:
-            self._phases = DevicePhases(self.pool, self.trainer.trained)
-            self.trainer.before, self.pool.before_sampling = self._phases.train, self._phases.sample
-        self._actors = [actor for group, *_ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
-        self.source = RemoteSource(self.trainer.by_role["actor"])
-        self._lock = asyncio.Lock()
-        self._version = NO_WEIGHTS
-        self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
+                engines.append((str(len(engines)), actor, (engine_setup, start.train.threads, gpus)))
+        return groups, engines, homes
 
     def processes(self) -> Iterator[Process]:
         """Yields the processes that are up."""
@@ -150,15 +172,21 @@ class RayRuntime:
         async with self._lock:
             # Between an update and its sync the weights are no version; that sync will reach the new engine too.
             with self.trainer.still:
-                if not self.trainer.ahead and self._version >= 0:
+                # Beside engines at work there is no room for the trainer's data.
+                waits = self.trainer.ahead or (self._phases is not None and self.pool.at_work)
+                if not waits and self._version >= 0 and self.pool.lacking(self._version):
                     await self._sync()
 
     async def _sync(self) -> None:
         if self._phases is None:
-            return await self._bring_weights()
-        await asyncio.to_thread(self._phases.both)
-        await self._bring_weights()
-        await asyncio.to_thread(self._phases.sample)
+            await self._bring_weights()
+        else:
+            await asyncio.to_thread(self._phases.send)
+            self._phases.keep = True  # a proof computes between two probes
+            await self._bring_weights()
+            self._phases.keep = False
+            await asyncio.to_thread(self._phases.sample)
+        self.pool.synced(self._version)
 
     async def _bring_weights(self) -> None:
         self.pool.coming = self._version
@@ -170,7 +198,6 @@ class RayRuntime:
             except RunError:
                 if [target.engine for target in self.targets] == engines or attempt + 1 == ATTEMPTS:
                     raise
-        self.pool.synced(self._version)
 
     def save_role(self, name: str, directory: Path) -> Writer:
         path = str(directory.absolute())

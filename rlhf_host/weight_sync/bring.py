@@ -87,36 +87,52 @@ class Bring:
             raise RunError(f"{self.name} failed in {what}: work of its own was cancelled") from error
 
     async def _prove(self, targets: Sequence[SyncTarget], version: int) -> None:
+        due = [target for target in targets if self._is_due(target, version)]
+        first = [target for target in due if not self._is_late(target)]
+        if first:  # together: on shared devices each comparison makes engines and trainer change places
+            await self._compare(first, version)
+            for target in first:
+                self._count(target)
         failed: dict[str, RunError] = {}
-        for target in targets:
-            engine = target.engine
-            _, proofs = self._seen.proofs.get(id(engine), (engine, 0))
-            if proofs >= verified_syncs(self.verify, moved=not target.in_place) or engine.version != version:
+        for target in due:
+            if not self._is_late(target):
                 continue
-            late = all(engine is not first for first in self._seen.first or ())
-            probe = self.probe()
-            prompt = probe_prompt(self.tokenizer, probe.context_length)
-            settings = {"temperature": self.temperature, "tolerance": RUN_TOLERANCE if probe.exact else ROUGH_TOLERANCE}
             try:
-                gap = await verify_sync([target] * (PROBES if late else 1), probe.logprobs, version, prompt, **settings)
+                gap = await self._compare([target] * PROBES, version)
             except LostError:
                 raise
             except RunError as error:
-                if not late:
-                    raise
                 failed[target.name] = error
-                engine.version = NO_WEIGHTS  # whatever it says of itself
+                target.engine.version = NO_WEIGHTS  # whatever it says of itself
                 continue
-            if late and not proofs:
+            if self._count(target) == 1:
                 proof = "log-probabilities of a probe within %.1g of the trainer's"
                 log.warning(f"engine %s has the weights of version %d ({proof})", target.name, version, gap)
-            self._seen.proofs[id(engine)] = engine, proofs + 1
         if targets and all(target.engine.version != version for target in targets):
             raise next(
                 iter(failed.values()), RunError(f"no engine says that it has the weights of version {version}: see the sync")
             )
         for name, problem in failed.items():
             log.error("engine %s is up again, but cannot serve: %s", name, problem)
+
+    async def _compare(self, targets: Sequence[SyncTarget], version: int) -> float:
+        probe = self.probe()
+        prompt = probe_prompt(self.tokenizer, probe.context_length)
+        tolerance = RUN_TOLERANCE if probe.exact else ROUGH_TOLERANCE
+        return await verify_sync(targets, probe.logprobs, version, prompt, temperature=self.temperature, tolerance=tolerance)
+
+    def _is_late(self, target: SyncTarget) -> bool:
+        return all(target.engine is not first for first in self._seen.first or ())
+
+    def _is_due(self, target: SyncTarget, version: int) -> bool:
+        _, proofs = self._seen.proofs.get(id(target.engine), (target.engine, 0))
+        return proofs < verified_syncs(self.verify, moved=not target.in_place) and target.engine.version == version
+
+    def _count(self, target: SyncTarget) -> int:
+        """Returns the number of comparisons of the engine, with one more."""
+        _, proofs = self._seen.proofs.get(id(target.engine), (target.engine, 0))
+        self._seen.proofs[id(target.engine)] = target.engine, proofs + 1
+        return proofs + 1
 
 
 def start_sync(plugin: WeightSyncPlugin, name: str, start: WeightSyncStart) -> WeightSync:

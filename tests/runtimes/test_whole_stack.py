@@ -25,6 +25,21 @@ def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path):
     """By ipc, to an engine over two devices: with broadcast, the default, vLLM runs in test_ray_nodes.py, with checkpoint in
     test_vllm.py."""
     before = set(shared_memory())
+    more = ["--backend", "deepspeed", "--backend.zero-stage", "3", "--engine.tensor-parallel-size", "2", "--sync", "ipc"]
+    steps = trained(rlhf, tmp_path, *more, "--placement", "actor=2", "--placement", "rollout=2")
+    assert steps[-1]["version"] == 4
+    assert set(shared_memory()) <= before
+
+
+def test_engines_that_sleep_beside_their_workers_take_turns_with_them(rlhf, tmp_path):
+    """Two of them, compared with the trainer at each sync; each checkpoint copies between a sync and the next rollout."""
+    more = ["--engine.sleep", "true", "--sync.verify", "on", "--checkpoint.every", "1"]
+    steps = trained(rlhf, tmp_path, *more, "--placement", "actor+rollout=2")
+    assert steps[-1]["version"] == 4
+
+
+def trained(rlhf, tmp_path, *more):
+    """Four steps; returns their metrics."""
     model = write_tiny_model(tmp_path / "model", hidden=128)  # vLLM has no attention kernel for narrower heads on CPUs
     dice = random.Random(0)
     rows = [{"prompt": f"{dice.randint(1, 9)}+{dice.randint(1, 9)}=", "label": "7"} for _ in range(80)]
@@ -44,19 +59,14 @@ def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path):
         "ray.num-cpus": "4",
         "ray.num-gpus": "0",
         "ray.object-store-mb": "200",
-        "backend": "deepspeed",
-        "backend.zero-stage": "3",
         "engine": "vllm",
-        "engine.tensor-parallel-size": "2",
-        "sync": "ipc",
         "checkpoint.final": "false",
         "run-dir": tmp_path / "run",
     }
     command = [part for name, value in flags.items() for part in (f"--{name}", value)]
-    rlhf.run("train", *command, "--placement", "actor=2", "--placement", "rollout=2")
+    rlhf.run("train", *command, *more)
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert max(row["mismatch/max"] for row in steps) < 1e-4
     assert min(row["grad_norm"] for row in steps) > 0
-    assert steps[-1]["version"] == 4
-    assert set(shared_memory()) <= before
+    return steps

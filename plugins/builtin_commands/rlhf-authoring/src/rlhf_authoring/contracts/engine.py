@@ -21,7 +21,7 @@ from rlhf_authoring.models import SYMBOLS, write_tiny_model
 from rlhf_host import RunError, Sampling, UserError
 from rlhf_host.internals import Inline, OneThread, TriedKernels, in_buckets, named_weights
 from rlhf_host.models import quiet_transformers
-from rlhf_host.protocols import NO_WEIGHTS, Bucket, Buckets, Engine, EngineStart, EngineTraits, Loader
+from rlhf_host.protocols import NO_WEIGHTS, Bucket, Buckets, Engine, EngineStart, EngineTraits, Loader, WakesInParts
 
 GAP = {True: 1e-4, False: 0.2}
 """Nats that log-probabilities may differ from the model's own, where the engine is exact and where it is not."""
@@ -220,6 +220,27 @@ def sleeping_is_undone(subject: Subject) -> None:
     for method in (rig.engine.sleep, rig.engine.sleep, rig.engine.wake, rig.engine.wake):
         rig.wait(method(), method.__name__)
     expect(rig.sample() == before, "after sleep and wake the same requests get other completions")
+
+
+@check()
+def weights_come_into_an_engine_that_sleeps_without_them(subject: Subject) -> None:
+    """``sleep_empty`` leaves version -1 and refuses requests; after ``wake_weights`` a sync brings weights, after ``wake`` it
+    samples with them. Only for engines that wake in parts.
+    """
+    rig = shared(subject, Rig)
+    if not isinstance(rig.engine, WakesInParts):
+        return
+    engine, version = rig.engine, rig.engine.version + 1
+    rig.load(version)
+    before = rig.sample()
+    for method in (engine.sleep_empty, engine.sleep_empty):
+        rig.wait(method(), method.__name__)
+    expect(engine.version == NO_WEIGHTS, f"after sleep_empty it has version {engine.version}, and no weights")
+    for method in (engine.wake_weights, engine.wake_weights):
+        rig.wait(method(), method.__name__)
+    rig.load(version)
+    rig.wait(engine.wake(), "wake")
+    expect(rig.sample() == before, "after sleep_empty, wake_weights and a sync the same requests get other completions")
 
 
 @check()
