@@ -78,3 +78,61 @@ def test_answers_of_a_step_that_fails_while_they_are_read_are_not_lost():
                 await asyncio.wait_for(call.future, 1)
 
     asyncio.run(run())
+
+
+def sleeping(done, *, adapter_rank=0):
+    """An engine whose core frees memory, as on a GPU."""
+    engine = Scripted(
+        sleep=lambda level: done.append(f"sleep {level}"),
+        wake_up=lambda tags: done.append(f"wake {tags}"),
+        reset_prefix_cache=lambda **_: True,
+        set_weight_version=lambda version: done.append(f"version {version}"),
+    )
+    engine.multiprocess, engine.asleep, engine._room, engine._can_sleep = False, False, False, True
+    engine._adapter_rank, engine.options = adapter_rank, SimpleNamespace(kv_after_sync="recompute")
+    engine._weights = SimpleNamespace(load=lambda llm, buckets: done.append("load"))
+    engine._submit = lambda action: settled(action)
+    return engine
+
+
+def settled(action):
+    future = Future()
+    future.set_result(action())
+    return future
+
+
+def test_on_gpus_it_sleeps_without_weights_and_wakes_for_them_first():
+    """At level 2 vLLM keeps neither weights nor cache."""
+    done = []
+    engine = sleeping(done)
+
+    async def turns():
+        await engine.sleep_empty()
+        await engine.sleep_empty()
+        assert engine.version == -1
+        with pytest.raises(RunError, match="asleep: wake"):
+            engine._load(iter(()), 7)
+        await engine.wake_weights()
+        await engine.wake_weights()
+        engine._load(iter(()), 7)
+        with pytest.raises(RunError, match="asleep"):
+            engine._check_ready()
+        await engine.wake()
+        engine._check_ready()
+
+    asyncio.run(turns())
+    assert done == ["sleep 2", "wake ['weights']", "load", "version 7", "wake ['kv_cache']"]
+
+
+def test_with_an_adapter_it_keeps_the_base_that_no_sync_brings():
+    done = []
+    engine = sleeping(done, adapter_rank=8)
+
+    async def turns():
+        await engine.sleep_empty()
+        await engine.wake()
+        await engine.sleep()
+        await engine.wake()
+
+    asyncio.run(turns())
+    assert (engine.version, done) == (0, ["sleep 1", "wake None"] * 2)
