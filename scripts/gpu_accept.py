@@ -1,4 +1,4 @@
-"""What only a GPU can show: thirteen parts, each with a number to meet. For one GPU of the H200's class, 45 minutes in all.
+"""What only a GPU can show: sixteen parts, each with a number to meet. For one GPU of the H200's class, 45 minutes in all.
 
     python scripts/gpu_accept.py --list
     python scripts/gpu_accept.py [--part NAME ...] [--peer-python PATH] > figures.jsonl
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 try:
     import torch
-    from gpu_parts import against_trl, ipc, logprobs, offload, prefix, runs, sampling, throughput
+    from gpu_parts import against_trl, ipc, logprobs, offload, prefix, runs, sampling, throughput, with_vllm
     from gpu_parts.machine import Machine, Skipped
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: install it, or carry its wheel along (see the first lines of {__file__})")
@@ -68,13 +68,13 @@ class Part:
 PARTS = [
     Part(
         "mfu-1.5b",
-        "part of the peak that training reaches, 1.5B parameters, micro-batches of 16k tokens",
-        partial(throughput.mfu, size="1.5b", checkpointing=False),
+        "part of the peak that training reaches, 1.5B parameters, micro-batches of 16k tokens, gradient checkpointing",
+        partial(throughput.mfu, size="1.5b", checkpointing=True),
         at_least=0.35,
     ),
     Part(
         "mfu-3b",
-        "the same with 3B parameters and gradient checkpointing",
+        "the same with 3B parameters",
         partial(throughput.mfu, size="3b", checkpointing=True),
         at_least=0.35,
     ),
@@ -121,6 +121,19 @@ PARTS = [
         runs.resume,
         at_most=0.0,
         everywhere=True,
+    ),
+    Part("vllm-bare", "tokens per second of the engine vllm over those of bare vLLM", with_vllm.over_bare, at_least=0.95),
+    Part(
+        "vllm-process",
+        "tokens per second with vLLM's core in a process of its own over those with the core in this one",
+        with_vllm.own_process,
+        at_least=1.0,
+    ),
+    Part(
+        "vllm-phases",
+        "memory of an engine whose weights alone are awake over the bytes of these weights",
+        with_vllm.phases,
+        at_most=1.15,
     ),
     Part("trl", "seconds per step of TRL over ours", against_trl.ratio, at_least=1.5),
 ]
