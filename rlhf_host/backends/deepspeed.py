@@ -42,6 +42,11 @@ class DeepSpeed:
             "none", description="keep optimizer state in CPU memory (stages 1 to 3)"
         )
         offload_param: Literal["none", "cpu"] = Field("none", description="keep weights in CPU memory (stage 3)")
+        offload_while_sampling: Literal["all", "optimizer"] = Field(
+            "all",
+            description="what goes to CPU memory while engines sample on the same devices: weights and optimizer state, or the"
+            " optimizer state alone, where the weights fit beside the engine",
+        )
         reduce_bucket_size: PositiveInt = Field(50_000_000, description="numbers reduced at once")
         allgather_bucket_size: PositiveInt = Field(50_000_000, description="numbers gathered at once; stage 3: fetched ahead")
         param_persistence_threshold: int = Field(
@@ -91,12 +96,6 @@ class DeepSpeed:
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
-        short = self.options.zero_stage == 1 and self.options.precision == "bf16"
-        if short and start.engine is not None and start.engine.build().traits.sleeps:
-            raise UserError(
-                "DeepSpeed cannot move what zero_stage 1 with precision bf16 trains away from the device while engines sample"
-                " (engine.sleep): set --backend.zero-stage 2"
-            )
         for name, role in start.roles.items():
             if any(need.name == name and need.trainable for need in start.needs.roles):
                 adapts, quantized = bool(role.adapter or role.lora.rank), bool(role.quantize)

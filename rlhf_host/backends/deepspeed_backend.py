@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
 from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, refuse_parts
+from rlhf_host.backends.parking import Parking, distinct, tensors_in
+from rlhf_host.backends.shards import deal, saved_bytes, share_writer
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
 from rlhf_host.backends.weights import in_buckets, named_weights, pieces
 from rlhf_host.errors import RunError, UserError, in_one_line
@@ -27,6 +29,9 @@ from rlhf_host.models.loading import copy_model
 from rlhf_host.models.quantized import is_quantized
 from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors, Writer
 from rlhf_host.records.torch_files import OTHER, more_than_data
+
+COPIED_BYTES = 2**28
+"""Size of the pieces in which a model is gathered to be saved."""
 
 
 class DeepSpeedBackend:
@@ -45,6 +50,7 @@ class DeepSpeedBackend:
         self.lr = start.role.peak_lr
         self.exact = options.precision == "fp32"
         self.device = next(self.model.parameters()).device
+        self._parking = Parking(self.device)
         adapts, quantized = has_adapters(self.model), is_quantized(self.model)
         plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)
         refuse_parts(options, self.ranks)
@@ -64,6 +70,7 @@ class DeepSpeedBackend:
                 deepspeed.zero.register_external_parameter(passes.head, parameter)
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        self._refuse_away()
         return _inside(self.engine, compute, *inputs)
 
     def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
@@ -84,6 +91,7 @@ class DeepSpeedBackend:
 
     def step(self) -> StepResult:
         """Clips, then makes a step, unless a gradient is not finite: then weights and schedule do not change."""
+        self._refuse_away()
         rate = learning_rate(self.role, self.updates, self.total_updates, self.lr)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
@@ -103,6 +111,7 @@ class DeepSpeedBackend:
 
     def discard(self) -> None:
         """Drops gradients as DeepSpeed does after an overflow, but without touching the loss scale."""
+        self._refuse_away()
         optimizer = self.engine.optimizer
         if self.options.zero_stage == 0:
             self.engine.zero_grad()
@@ -124,7 +133,8 @@ class DeepSpeedBackend:
     def save(self, directory: Path) -> None:
         """Writes DeepSpeed's own checkpoint, a file per rank, at once: training waits for its writer."""
         state = {"updates": self.updates, "universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-        self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
+        with self._here():
+            self.engine.save_checkpoint(str(directory), tag=TAG, client_state=state)
         if self._first:
             (directory / SHAPE).write_text(json.dumps(self._shape))
 
@@ -134,6 +144,7 @@ class DeepSpeedBackend:
         Another number of ranks is accepted, and stage 1 for 2 or 2 for 1: the checkpoint is then converted to DeepSpeed's
         universal form, which takes its size once more on the disk. If AutoTP splits layers, nothing may differ.
         """
+        self._refuse_away()
         saved = read_shape(directory)
         for name in self._fixed(saved):
             if saved.get(name) != self._shape[name]:
@@ -201,41 +212,48 @@ class DeepSpeedBackend:
         return loaded
 
     def save_model(self, directory: Path) -> Writer | None:
-        if has_adapters(self.model):
-            with self._whole(self.parameters):
-                return copy_model(self.model, directory) if self._first else None  # type: ignore[arg-type]
-        whole: dict[str, Tensor] | None = None
-        if self.options.zero_stage == 3 or self.options.autotp_size > 1:  # in pieces
-            buckets = self.weights(2**28)
-            whole = {name: tensor.cpu() for bucket in buckets for name, tensor in bucket if self._first}
-        return copy_model(self.model, directory, whole) if self._first else None  # type: ignore[arg-type]
+        """Copies the model to host memory, every process its share, of which it writes a file; an adapter is rank 0's alone."""
+        model: Any = self.model
+        with self._here():
+            if has_adapters(model):
+                with self._whole(self.parameters):
+                    return copy_model(model, directory) if self._first else None
+            owners = deal(saved_bytes(model), dist.get_world_size())
+            mine = {name for name, owner in owners.items() if owner == dist.get_rank()}
+            buckets = self._buckets(COPIED_BYTES, mine.__contains__)
+            share = {name: tensor.to("cpu", copy=True) for bucket in buckets for name, tensor in bucket if name in mine}
+            if dist.get_world_size() == 1:
+                return copy_model(model, directory, share)
+            return share_writer(model, directory, share, self.ranks)
 
     def weights(self, bucket_bytes: int) -> Buckets:
         """Yields all weights in buckets; if they are in pieces, one bucket is whole at a time."""
+        with self._here():
+            yield from self._buckets(bucket_bytes, lambda name: self._first)
+
+    def _buckets(self, bucket_bytes: int, keeps: Callable[[str], bool]) -> Buckets:
         if self.options.autotp_size > 1:
             return in_buckets(_joined(self.model), bucket_bytes)
         if self.options.zero_stage == 3:
-            return self._fetched(bucket_bytes)
+            return self._fetched(bucket_bytes, keeps)
         return in_buckets(named_weights(self.model), bucket_bytes)
 
-    def _fetched(self, bucket_bytes: int) -> Buckets:
-        """Fetches weights under stage 3; only rank 0 keeps what all ranks fetch."""
+    def _fetched(self, bucket_bytes: int, keeps: Callable[[str], bool]) -> Buckets:
+        """Fetches weights under stage 3: all ranks together, of which this one keeps those with such a name."""
         names: dict[Any, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
         units = _units(self.model, names)
         for piece in pieces(units, lambda unit: sum(each.ds_numel * each.element_size() for each in unit), bucket_bytes):
             parameters = [parameter for unit in piece for parameter in unit]
-            copies: Bucket = []
             with self._whole(parameters):
-                if self._first:
-                    # One copy under every name of a parameter.
-                    copies = [(names[each][0], each.detach()) for each in parameters]
-                    copies = [(name, weight.clone()) for name, weight in merged_weights(self.model, copies)]
+                # One copy under every name of a parameter.
+                kept = [(names[each][0], each.detach()) for each in parameters if any(map(keeps, names[each]))]
+                copies = [(name, weight.clone()) for name, weight in merged_weights(self.model, kept)]
             others = {names[each][0]: names[each][1:] for each in parameters}
             yield [(other, weight) for name, weight in copies for other in (name, *others.get(name, ()))]
         if buffers := _buffers(self.model):
-            yield buffers if self._first else []
+            yield [(name, buffer) for name, buffer in buffers if keeps(name)]
 
     def _whole(self, parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
         """Makes these weights whole on every rank, inside the block."""
@@ -252,64 +270,41 @@ class DeepSpeedBackend:
         return dist.get_rank() == 0
 
     def offload(self) -> None:
-        """Moves weights and optimizer state to CPU memory until ``reload``, except those that are there already."""
-        if self._stays:
+        """Moves what this process holds of the role to CPU memory until ``reload``: weights and optimizer state, or the latter
+        alone (``offload_while_sampling``), except what is there already. A copy brings it back while it is made.
+        """
+        if self._stays or self._parking:
             return
-        include = None
         if self.options.zero_stage == 3:
-            from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
-
-            include = [kind for kind in Kind if kind is not Kind.lp_params]
-            if self._by_hand:
-                include = [Kind.lp_grads, Kind.contiguous_grad_buffer]
-                self._move_optimizer(torch.device("cpu"))
-            self._move_shards(torch.device("cpu"))
-        self.engine.offload_states(include=include, pin_memory=False)
+            self.engine.optimizer.empty_partition_cache()
+        weights = [[parameter.data, vars(parameter)] for parameter in self.model.parameters()]
+        optimizer = self.engine.optimizer
+        states = [vars(each) for each in (optimizer, getattr(optimizer, "optimizer", None)) if each is not None]
+        spared = distinct(tensors_in(weights)) if self.options.offload_while_sampling == "optimizer" else {}
+        found = tensors_in([weights, states])
+        self._parking.park(tensor for tensor in found if tensor.untyped_storage().data_ptr() not in spared)
 
     def reload(self) -> None:
-        if self._stays:
-            return
-        if self.options.zero_stage == 3:
-            self._move_shards(self.device)
-        self.engine.reload_states()
-        if self._by_hand:
-            self._move_optimizer(self.device)
+        self._parking.bring_back()
 
     @property
     def _stays(self) -> bool:
-        return self.device.type == "cpu" or self.options.zero_stage == 0 or self.options.offload_param == "cpu"
+        return self.device.type == "cpu"
 
-    @property
-    def _by_hand(self) -> bool:
-        """True if the optimizer state must be moved by hand: at stage 3 DeepSpeed moves only that of its own Adam."""
-        return self.options.zero_stage == 3 and self.options.optimizer == "torch" and self.options.offload_optimizer == "none"
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Brings back what is away, inside the block."""
+        away = bool(self._parking)
+        self.reload()
+        try:
+            yield
+        finally:
+            if away:
+                self.offload()
 
-    def _move_shards(self, device: torch.device) -> None:
-        """Moves this rank's pieces of all weights. DeepSpeed's own moving looks for them in the order of modules, but they lie in
-        that of the optimizer's groups, without weights that are not trained.
-        """
-        from deepspeed.runtime.zero.utils import get_mapping_to_flat_buffer
-
-        zero = self.engine.optimizer
-        zero.empty_partition_cache()
-        shards = [shard for group in zero.fp16_groups for shard in (parameter.ds_tensor for parameter in group)]
-        trained = {id(shard) for shard in shards}
-        buffer = zero.lp_param_buffer.to(device, copy=True)
-        zero.lp_param_buffer.data = buffer
-        for shard, begin, count in get_mapping_to_flat_buffer(shards):
-            shard.data = buffer.narrow(0, begin, count)
-        zero.fp16_partitioned_groups_flat.clear()
-        zero._set_fp16_partitioned_groups_flat()
-        others: Iterable[Any] = self.model.parameters()
-        for shard in (parameter.ds_tensor for parameter in others if id(parameter.ds_tensor) not in trained):
-            shard.data = shard.to(device, copy=True)
-
-    def _move_optimizer(self, device: torch.device) -> None:
-        optimizer = self.engine.optimizer
-        for flat in optimizer.fp32_partitioned_groups_flat:
-            flat.data = flat.data.to(device)
-        for state in optimizer.optimizer.state.values():
-            state.update({key: value.to(device) for key, value in state.items() if isinstance(value, Tensor)})
+    def _refuse_away(self) -> None:
+        if self._parking:
+            raise RunError("the role is away from its device: call reload() before it computes")
 
 
 class _Passes(nn.Module):

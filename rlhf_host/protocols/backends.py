@@ -112,13 +112,20 @@ class Backend(Protocol):
         """Read this state. Raises ``UserError`` for a checkpoint of another backend."""
 
     def save_model(self, directory: Path) -> Writer | None:
-        """Write the model in Hugging Face format, or copy it, as in ``save``; rank 0 writes."""
+        """Write the model in Hugging Face format, or copy it, as in ``save``: rank 0 all of it, or every rank files of its own.
+
+        The directory is one that all ranks can see, and nobody reads it before all writers are done.
+        """
 
     def weights(self, bucket_bytes: int) -> Buckets:
         """Yield buckets as ``Weights.buckets`` does: complete on rank 0; other ranks may yield empty ones."""
 
     def offload(self) -> None:
-        """Move what only training needs off the device. May do nothing."""
+        """Move what only training needs off the device. May do nothing.
+
+        Until ``reload``, only ``weights``, ``save`` and ``save_model`` may be called. They give what was there, or raise
+        ``RunError``. The host calls ``reload`` before everything.
+        """
 
     def reload(self) -> None:
         """Undo ``offload``."""

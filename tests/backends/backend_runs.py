@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
+import pytest
+import safetensors.torch
 import torch
+from rlhf_authoring.contracts.subject import Subject
+from rlhf_authoring.contracts.suite import all_checks, run_check
 from rlhf_authoring.tensors import make_batch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host import functional as F
+from rlhf_host.backends import deepspeed_backend, shards
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
+from rlhf_host.backends.parking import CHUNK_BYTES
 from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.shards import saved_bytes
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig, TrainConfig
 from rlhf_host.errors import RunError, UserError
@@ -24,7 +36,7 @@ from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.training.reduction import Denominators, Metrics
-from rlhf_host.training.role import Role
+from rlhf_host.training.role import Role, rows_of
 from rlhf_host.training.worker import Worker
 
 sys.path.append(str(Path(__file__).parent))
@@ -68,6 +80,11 @@ SHORT = {
     "zero-3-bf16": {"zero_stage": 3, "precision": "bf16", "param_persistence_threshold": 0},
 }
 """Weights of 16 bits in passes, with an fp32 copy in the optimizer."""
+TURNS = {
+    "zero-2-optimizer-away": {"zero_stage": 2, "offload_while_sampling": "optimizer"},
+    "zero-3-optimizer-away": {"zero_stage": 3, "param_persistence_threshold": 0, "offload_while_sampling": "optimizer"},
+}
+"""The weights stay while engines sample."""
 SPLIT = {"zero-1-split": {"zero_stage": 1, "autotp_size": 2}, "zero-2-split": {"zero_stage": 2, "autotp_size": 2}}
 RECOMPUTED = " recomputed"
 """Ends the name of a kind with gradient checkpointing."""
@@ -174,7 +191,7 @@ PARTLY = {
 """Ends the name of a kind in which not all weights are trained → settings of its roles."""
 
 
-def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
+def role_of(name: str, model: Path, ranks: Ranks, kind: str, train: TrainConfig = TRAIN) -> Role:
     partly = next((ending for ending in PARTLY if kind.endswith(ending)), "")
     kind = kind.removesuffix(partly)
     settings = RoleConfig(
@@ -195,9 +212,9 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     if kind == "torch":
         plugin = SimpleNamespace(traits=BackendTraits(), start=TorchWatched)
     else:
-        zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | SPLIT)[kind]))
+        zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | TURNS | SPLIT)[kind]))
         plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero))
-    role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
+    role = Role.of(name, loaded, train, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
     role.backend.gradients = []
     return role
 
@@ -272,30 +289,104 @@ def live(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, Any
     }
 
 
-def take_turns(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, Any]:
-    """Weights after each of three updates, with everything moved away before it, copied while it is away, and moved back."""
+def take_turns(ranks: Ranks, model: Path, kind: str, directory: Path, *, moves: bool) -> dict[str, Any]:
+    """Weights after each of three updates, and before it, when they are also saved: with everything moved away, and moved back
+    afterwards, or with everything in its place.
+    """
     worker = worker_of(model, ranks, kind)
-    for role in worker.roles.values():
-        role.backend.__class__ = Moved
-    after, away = [], []
+    backends = [role.backend for role in worker.roles.values()]
+    after, away, parked = [], [], []
     for number in range(3):
-        for role in worker.roles.values():
-            role.backend.offload()
-            assert role.backend.engine.optimizer.offloaded_states
+        for backend in backends if moves else []:
+            backend.__class__ = Moved
+            backend.offload()
+            parked.append(parked_numbers(backend))
+            for call in (
+                partial(backend.run_pass, dict),
+                partial(DeepSpeedBackend.step, backend),
+                backend.discard,
+                partial(backend.load, directory),
+            ):
+                with pytest.raises(RunError, match="away from its device"):
+                    call()
         away.append(weights_of(worker))
         write(worker, directory / str(number))
-        for role in worker.roles.values():
-            role.backend.reload()
-            assert not role.backend.engine.optimizer.offloaded_states
+        for backend in backends if moves else []:
+            assert backend._parking, "a copy leaves things as they were"
+            buffers = backend._parking.held_bytes
+            backend.reload()
+            assert not backend._parking
+            assert backend._parking.held_bytes == buffers == CHUNK_BYTES, "made once"
         update(worker, batch(), SHARDS["uneven"])
         after.append(weights_of(worker))
-    return {"after": after, "away": away}
+    return {"after": after, "away": away, "parked": parked}
+
+
+def parked_numbers(backend: DeepSpeedBackend) -> dict[str, bool]:
+    """Whether all that this process holds of the weights, and of the optimizer's averages, has no memory."""
+    optimizer = getattr(backend.engine.optimizer, "optimizer", backend.engine.optimizer)
+    averages = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    held = [value for p in backend.parameters for value in (p, getattr(p, "ds_tensor", p))]
+    empty = {"weights": held, "averages": averages}
+    return {name: all(not value.untyped_storage().nbytes() for value in values) for name, values in empty.items()}
+
+
+def contract(ranks: Ranks, name: str, options: dict[str, Any]) -> str:
+    """What the contract's check of saving between ``offload`` and ``reload`` says, where things move though this is a CPU."""
+    (check,) = [check for check in all_checks(("backend",)) if check.name == "what_is_away_is_saved_as_it_is"]
+    with mock.patch.object(DeepSpeedBackend, "_stays", False):
+        result = run_check(check, Subject("backend", name, options))
+    return result.message if result.passed is not True else "passed"
 
 
 class Moved(ZeroWatched):
     """Moves though it is on a CPU, where there is nowhere else to go."""
 
     _stays = False
+
+
+class Casts(TorchDispatchMode):
+    """Remembers, without keeping them, the 16-bit copies of tensors with two dimensions that are not rows of a batch."""
+
+    def __init__(self, shapes: set[torch.Size]):
+        super().__init__()
+        self.shapes, self.made = shapes, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16 and result.shape in self.shapes:
+            self.made.append(weakref.ref(result))
+        return result
+
+    @property
+    def alive(self) -> int:
+        return sum(copy() is not None for copy in self.made)
+
+
+def rounded_passes(ranks: Ranks, model: Path, kind: str, *, cached: bool) -> dict[str, Any]:
+    """Copies of weights that are alive when the last layer of a pass is done, without and with gradients; and the gradient.
+
+    Args:
+        cached: as passes of weights that are not gathered.
+    """
+    role = role_of("actor", model, ranks, kind, TRAIN.model_copy(update={"autocast": "bfloat16"}))
+    if cached:
+        role.passes._gathers = False
+    casts = Casts(
+        {weight.shape for weight in load_model(RoleConfig(model=str(model), device="cpu")).parameters() if weight.dim() > 1}
+    )
+    kept: list[int] = []
+    role.passes.model.model.norm.register_forward_pre_hook(lambda *_: kept.append(casts.alive))
+    rows = rows_of(batch().select(SHARDS["uneven"][ranks.rank]))
+    role.passes.prepare(32)
+    kept.clear()
+    with casts:
+        with torch.no_grad():
+            role.passes.forward(**rows)
+        outputs = role.passes.forward(**rows)
+    role.backend.backward(outputs.logprobs.sum(), True)
+    role.backend.step()
+    return {"kept": kept, "gradient": role.backend.gradients[0], "layers": len(role.passes.model.model.layers)}
 
 
 def second_copies(ranks: Ranks, model: Path, kind: str) -> list[int]:
@@ -361,6 +452,59 @@ def save(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, tor
     if (writer := role.backend.save_model(directory)) is not None:
         writer()
     return {name: value.clone() for bucket in role.backend.weights(4000) for name, value in bucket}
+
+
+class Kept(TorchDispatchMode):
+    """Counts the bytes that are alive of what is made meanwhile, and the most."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        held = [value for p in model.parameters() for value in (p.data, getattr(p, "ds_tensor", p))]
+        self.before = {value.untyped_storage().data_ptr() for value in held}
+        self.made: list[weakref.ref] = []
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.made.append(weakref.ref(result))
+        self.most = max(self.most, self.alive)
+        return result
+
+    @property
+    def alive(self) -> int:
+        storages = [each.untyped_storage() for made in self.made if (each := made()) is not None]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum(size for place, size in sizes.items() if place not in self.before)
+
+
+def share(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, int]:
+    """Bytes of weights that this process keeps until they are written, the most meanwhile, and those of the whole model."""
+    backend = role_of("actor", model, ranks, kind).backend
+    sizes = saved_bytes(backend.model)
+    with mock.patch.object(deepspeed_backend, "COPIED_BYTES", 20_000), Kept(backend.model) as kept:
+        writer = backend.save_model(directory)
+        held = kept.alive
+    writer()
+    return {"held": held, "most": kept.most, "whole": sum(sizes.values()), "largest": max(sizes.values())}
+
+
+def cut_off(ranks: Ranks, model: Path, kind: str, directory: Path) -> None:
+    """Writes a model, but the writer of rank 1 is killed when half of its file is there."""
+    writer = role_of("actor", model, ranks, kind).backend.save_model(directory)
+    if ranks.rank == 0:
+        writer()
+    elif child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    else:
+        with mock.patch.object(shards, "save_file", half_a_file):
+            writer()
+
+
+def half_a_file(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+    whole = safetensors.torch.save(tensors, metadata)
+    path.write_bytes(whole[: len(whole) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def buckets(ranks: Ranks, model: Path, kind: str, bucket_bytes: int) -> list[list[tuple[str, int]]]:

@@ -33,9 +33,9 @@ class Group:
             with log.open("wb") as errors:
                 self.processes.append(fork(arguments, environment, program=program, stderr=errors, text=False))
 
-    def __call__(self, function: Any, *arguments: Any) -> list[Any]:
+    def __call__(self, function: Any, *arguments: Any, **named: Any) -> list[Any]:
         for process in self.processes:
-            pickle.dump((function.__name__, arguments), process.stdin)
+            pickle.dump((function.__name__, arguments, named), process.stdin)
             process.stdin.flush()
         answers = []
         for process, log in zip(self.processes, self.logs, strict=True):
@@ -70,9 +70,9 @@ def serve(rank: int, size: int, port: int, parts: int, functions: dict[str, Any]
         ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
         with contextlib.suppress(EOFError):
             while True:
-                name, arguments = pickle.load(sys.stdin.buffer)
+                name, arguments, named = pickle.load(sys.stdin.buffer)
                 try:
-                    answer = (True, functions[name](ranks, *arguments))
+                    answer = (True, functions[name](ranks, *arguments, **named))
                 except Exception:
                     answer = (False, traceback.format_exc())
                 pickle.dump(answer, answers)

@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_host.backends.ranks import Ranks
+from rlhf_host.config.schema import RoleConfig
+from rlhf_host.errors import UserError
+from rlhf_host.models.loading import load_model
 
 from . import backend_runs
 from .backend_runs import (
@@ -28,13 +31,17 @@ from .backend_runs import (
     WHOLE,
     begin,
     buckets,
+    contract,
+    cut_off,
     go_on,
     infer,
     layer,
     live,
     refusal,
+    rounded_passes,
     save,
     second_copies,
+    share,
     take_turns,
     train,
 )
@@ -183,23 +190,50 @@ def assert_equal(found, expected):
         assert not differs, role
 
 
-@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-2-offload-adam", "zero-3"])
+@pytest.mark.parametrize("kind", ["zero-1-bf16", "zero-2", "zero-2-offload-adam", "zero-3-offload", "zero-3-two-copies"])
 def test_what_moves_away_between_phases_comes_back_as_it_was(pair, life, tiny_model, tmp_path, kind):
-    expected = life(kind).first["weights"]
-    found, _ = pair(take_turns, tiny_model, kind, tmp_path)
-    assert_equal(found["after"][2], expected[3])
+    found, _ = pair(take_turns, tiny_model, kind, tmp_path, moves=True)
+    assert_equal(found["after"][2], life(kind).first["weights"][3])
+
+
+@pytest.mark.parametrize("kind", ["zero-2-optimizer-away", "zero-3-optimizer-away"])
+def test_the_optimizer_moves_alone_where_weights_may_stay(pair, life, tiny_model, tmp_path, kind):
+    found, _ = pair(take_turns, tiny_model, kind, tmp_path, moves=True)
+    assert found["parked"][2:] == [{"weights": False, "averages": True}] * 4
+    assert_equal(found["after"][2], life(kind.removesuffix("-optimizer-away")).first["weights"][3])
 
 
 @pytest.mark.parametrize("part", ["", " frozen", " lora"])
-@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-3", "zero-3-persistent"])
+@pytest.mark.parametrize("kind", ["zero-0", "zero-1", "zero-2-bf16", "zero-3", "zero-3-persistent"])
 def test_what_is_away_is_copied_as_it_is(pair, tiny_model, tmp_path, kind, part):
-    """A checkpoint that is written while engines sample."""
-    found, _ = pair(take_turns, tiny_model, kind + part, tmp_path)
-    for before, away in zip(found["after"], found["away"][1:], strict=False):
-        assert_equal(away, before)
-    if part != " lora":  # which has files of adapters
-        saved, weights = load_file(tmp_path / "2" / "actor-model" / "model.safetensors"), found["away"][2]["actor"]
-        assert [name for name in saved if not torch.equal(saved[name], weights[name].to(saved[name].dtype))] == []
+    """Saved while engines sample, in either order, and then trained: as a run in which nothing moves."""
+    found, _ = pair(take_turns, tiny_model, kind + part, tmp_path / "away", moves=True)
+    stayed, _ = pair(take_turns, tiny_model, kind + part, tmp_path / "stayed", moves=False)
+    for name in ("after", "away"):
+        for moved, expected in zip(found[name], stayed[name], strict=True):
+            assert_equal(moved, expected)
+    assert found["parked"][2:] == [{"weights": True, "averages": True}] * 4
+    for file in (tmp_path / "stayed" / "2").glob("*-model/*.safetensors"):
+        saved, expected = load_file(tmp_path / "away" / "2" / file.parent.name / file.name), load_file(file)
+        assert saved.keys() == expected.keys()
+        assert [name for name in saved if not torch.equal(saved[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("ending", ["", RECOMPUTED])
+def test_autocast_keeps_no_copy_of_weights_that_are_gathered(pair, tiny_model, ending):
+    cached, _ = pair(rounded_passes, tiny_model, "zero-3" + ending, cached=True)
+    found, _ = pair(rounded_passes, tiny_model, "zero-3" + ending, cached=False)
+    without, with_gradients = found["kept"]
+    every = 7 * found["layers"]
+    assert (cached["kept"][0], without) == (every, 0)
+    # Without recomputation the graph itself needs them.
+    assert (cached["kept"][1], with_gradients) == (every, 0 if ending else every)
+    assert gap(found["gradient"], cached["gradient"]) < 1e-6
+
+
+@pytest.mark.parametrize(("name", "options"), [("torch", {}), *(("deepspeed", {"zero_stage": stage}) for stage in range(4))])
+def test_the_contract_of_what_is_away_holds_where_things_move(single, name, options):
+    assert single(contract, name, options) == ["passed"]
 
 
 def test_the_second_copy_of_zero_plus_plus_is_spread_over_as_many_ranks_as_asked(pair, tiny_model):
@@ -372,6 +406,39 @@ def test_gathered_weights_are_the_whole_state_tied_heads_included(pair, tmp_path
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").state_dict()
     assert all(torch.equal(written[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("kind", ["zero-1", "zero-2-bf16", "zero-3", "zero-3 frozen"])
+def test_every_rank_keeps_and_writes_its_share_of_a_model(pair, tiny_model, tmp_path, kind):
+    found = pair(share, tiny_model, kind, tmp_path)
+    for each in found:
+        assert each["held"] < 0.6 * each["whole"]
+        # What is gathered, a copy of it, and this process's part of that in host memory.
+        assert each["most"] <= each["held"] + 3 * max(20_000, each["largest"])
+    assert sum(each["held"] for each in found) == found[0]["whole"]
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
+    expected = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+    written = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").state_dict()
+    dtype = torch.bfloat16 if kind in SHORT else torch.float32
+    assert all(torch.equal(written[name], value.to(dtype)) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("kind", ["zero-2", "zero-3"])
+def test_a_model_that_a_killed_rank_did_not_write_does_not_load(pair, tiny_model, tmp_path, kind):
+    pair(cut_off, tiny_model, kind, tmp_path)
+    torn = tmp_path / "model-00002-of-00002.safetensors"
+    assert torn.stat().st_size
+    with pytest.raises(UserError, match=r"cannot load the model|damaged"):
+        load_model(RoleConfig(model=str(tmp_path), device="cpu"))
+    torn.unlink()
+    with pytest.raises(UserError, match=r"cannot load the model|damaged"):
+        load_model(RoleConfig(model=str(tmp_path), device="cpu"))
 
 
 def test_stage_3_gathers_no_more_than_a_bucket_at_a_time(pair, tiny_model):

@@ -139,6 +139,13 @@ TABLE = [
     backend("optimizer_state_survives_a_checkpoint", "            torch.save(", "            return lambda: torch.save("),
     backend("weights_have_every_name", "named_weights(self.model)", "named_weights(self.model)[1:]"),
     backend("offloading_is_undone", '"""Nothing is moved."""', "self.optimizer.state.clear()"),
+    backend(
+        "what_is_away_is_saved_as_it_is",
+        '"""Nothing is moved."""',
+        "kept = [weight.data for weight in self.weights_]\n"
+        "        for weight in self.weights_:\n            weight.data = 0 * weight.data\n"
+        "        self.reload = lambda: [setattr(*each) for each in zip(self.weights_, ['data'] * len(kept), kept)]",
+    ),
     # --- runtimes -------------------------------------------------------------------------------
     runtime_("traits_and_description_come_first", '["roles and engine in this process, each with its own weights"]', "[]"),
     runtime_(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
 from rlhf_authoring.contracts.subject import Broken, Subject, Unusable, check, expect, finish
-from rlhf_host import Batch, UserError
+from rlhf_host import Batch, RunError, UserError
 from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, rows_of
 from rlhf_host.models import load_model, quiet_transformers
 from rlhf_host.protocols import BackendTraits
@@ -244,3 +244,45 @@ def offloading_is_undone(subject: Subject) -> None:
         trained.backend.offload()
         trained.backend.reload()
     trained.expect_weights(other.weights, "after offload and reload the next step is another")
+
+
+@check()
+def what_is_away_is_saved_as_it_is(subject: Subject) -> None:
+    """Between ``offload`` and ``reload``, ``weights``, ``save`` and ``save_model`` give what was there, or raise ``RunError``;
+    after ``reload`` they give it, and the run goes on as one in which nothing moved.
+    """
+    trained, other = (Trained(subject.build(), warmup_steps=5) for _ in range(2))
+    for each in (trained, other):
+        each.update()
+    before = trained.weights
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers():
+        trained.backend.offload()
+        with contextlib.suppress(RunError):
+            _expect_saved(trained, before, Path(folder, "away"))
+        trained.backend.reload()
+        _expect_saved(trained, before, Path(folder, "back"))
+        for each in (trained, other):
+            each.update(batch(1))
+        trained.expect_weights(other.weights, "after offload, a copy and reload the next step is another")
+        for path in Path(folder).glob("*/saved"):
+            resumed = Trained(subject.build(), model=str(path.with_name("model")), warmup_steps=5)
+            resumed.backend.load(path.with_name("state"))
+            resumed.update(batch(1))
+            resumed.expect_weights(
+                other.weights, f"from what was saved while the role was {path.parent.name} it goes on otherwise"
+            )
+
+
+def _expect_saved(trained: Trained, before: dict[str, Tensor], folder: Path) -> None:
+    state, model = folder / "state", folder / "model"
+    for path in (state, model):
+        path.mkdir(parents=True)
+    now = trained.weights
+    wrong = [name for name, value in before.items() if not torch.equal(now[name], value)]
+    expect(not wrong, f"while the role is {folder.name}, weights gives another {', '.join(wrong[:3])}")
+    for write in (trained.backend.save(state), trained.backend.save_model(model)):
+        finish(write)
+    saved = load_model(actor(model=str(model))).state_dict()
+    wrong = [name for name, value in before.items() if not torch.allclose(value.float(), saved[name].float())]
+    expect(not wrong, f"while the role is {folder.name}, save_model writes another {', '.join(wrong[:3])}")
+    (folder / "saved").touch()
