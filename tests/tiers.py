@@ -32,6 +32,7 @@ SLOW = {
     "tests/test_notebook.py": ("", "the notebook, executed"),
     "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
     "tests/engines/test_vllm_start.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
+    "tests/engines/test_vllm_process.py": ("", "vLLM's core in a process of its own, as on GPUs"),
     "tests/training/test_lora.py": (
         "zero_trains|vllm_samples|on_ray",
         "adapters under ZeRO, in vLLM and on Ray; in one process at every change",

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from rlhf_host.engines.vllm_arguments import has_draft_model, refusals, refused_on_cpus
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
 
+log = logging.getLogger(__name__)
+
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Maximum ranks that vLLM can be set to."""
-OWNED = {
-    *("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs"),
-    *("enable_prefix_caching", "load_format", "kv_cache_memory_bytes", "max_model_len", "dtype", "enforce_eager"),
-    *("enable_sleep_mode", "logprobs_mode", "worker_extension_cls", "generation_config"),
-}
-"""Arguments of vLLM that follow from the options."""
 
 
 class Vllm:
@@ -29,7 +27,7 @@ class Vllm:
         tensor_parallel_size: PositiveInt = Field(1, description="devices that share every layer")
         pipeline_parallel_size: PositiveInt = Field(1, description="devices that each hold some of the layers")
         multiprocess: bool | None = Field(
-            None, description="run vLLM's core in a separate process; default: only with several devices"
+            None, description="run vLLM's core in a separate process; default: on GPUs, and with several devices"
         )
         gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of a GPU's memory for weights and cache")
         kv_cache_bytes: PositiveInt | None = Field(
@@ -49,19 +47,21 @@ class Vllm:
             description="keys and values of answers that go on under new weights: computed again, or those of the old ones, which"
             " requests of later groups never see",
         )
+        seeds: bool = Field(
+            True,
+            description="draw each completion by its own seed, so that it depends on its key and the weights alone; false: by"
+            " vLLM's own state, so that no repetition gives the same",
+        )
         sleep: bool = Field(False, description="release the engine's memory between rollouts; GPUs only")
         extra: dict[str, Any] = Field(default_factory=dict, description="further arguments of vLLM's EngineArgs")
 
         @model_validator(mode="after")
         def _together(self) -> Vllm.Options:
-            if self.multiprocess is False and self.tensor_parallel_size * self.pipeline_parallel_size > 1:
+            several = self.tensor_parallel_size * self.pipeline_parallel_size > 1
+            if self.multiprocess is False and several:
                 raise ValueError("several devices need multiprocess: true")
-            if taken := sorted(OWNED & set(self.extra)):
-                raise ValueError(f"extra.{taken[0]}: the engine sets this itself, from its own options")
-            if "data_parallel_size" in self.extra:
-                raise ValueError(
-                    "extra.data_parallel_size: engines side by side are this (--placement rollout=N), so leave it out"
-                )
+            for problem in refusals(self.extra, own_process=self.multiprocess or several):
+                raise ValueError(problem)
             return self
 
     def __init__(self, options: Options):
@@ -82,8 +82,14 @@ class Vllm:
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
-        if devices.get("actor") == "cpu" and self.options.pipeline_parallel_size > 1:
-            raise UserError("engine vllm: pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs")
+        extra = self.options.extra
+        if devices.get("actor") == "cpu" and (problem := refused_on_cpus(extra, self.options.pipeline_parallel_size)):
+            raise UserError(f"engine vllm: {problem}")
+        if has_draft_model(extra):
+            log.warning(
+                "engine vllm: no sync reaches the draft model of extra.speculative_config: answers stay right, but fewer drafts"
+                " are taken as the policy changes; the method ngram has no weights"
+            )
         if start.adapter_rank > RANKS[-1]:
             raise UserError(
                 f"engine vllm takes adapters up to rank {RANKS[-1]}, not {start.adapter_rank}: leave --sync.adapter out"

@@ -19,6 +19,7 @@ import torch
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
+from rlhf_host.engines.vllm_arguments import deepest_sleep, is_exact
 from rlhf_host.engines.vllm_measures import Measures
 from rlhf_host.engines.vllm_requests import Sent, answer, generation_of, sampling_params
 from rlhf_host.engines.vllm_startup import (
@@ -45,7 +46,8 @@ STEP_S = 600.0
 
 
 class VLLMEngine:
-    """Generates with vLLM in this process, stepped by its own thread; requests come and go between any two steps.
+    """Generates with vLLM, stepped by a thread of this process, wherever its core runs; requests come and go between any two
+    steps.
 
     ``version = -1`` starts without reading weights: ``generate`` raises until a sync has brought some. A request in flight
     during a sync goes on. Its prefix is computed again under the new weights, unless ``kv_after_sync`` is ``keep``. Each token
@@ -132,7 +134,12 @@ class VLLMEngine:
 
     def set_version(self, version: int) -> None:
         """Sets the version of weights that came in another way than by the loader. Forgets cached prompts."""
-        self._submit(lambda: self._take_version(version)).result()
+
+        def take() -> None:
+            with self._paused():
+                self._take_version(version)
+
+        self._submit(take).result()
 
     async def sleep(self) -> None:
         """Frees the memory of weights and cache until ``wake``; does nothing on a CPU, where vLLM cannot.
@@ -143,7 +150,8 @@ class VLLMEngine:
         await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=True)))
 
     async def sleep_empty(self) -> None:
-        await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=bool(self._adapter_rank))))
+        level, _ = deepest_sleep(self.options.extra, self._adapter_rank)
+        await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=level == 1)))
 
     async def wake_weights(self) -> None:
         await asyncio.wrap_future(self._submit(self._wake_weights))
@@ -232,8 +240,8 @@ class VLLMEngine:
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
         self._vocabulary = int(settings.get_vocab_size())
         self.context_length: int = settings.max_model_len
-        whole = settings.quantization is None and cache.cache_dtype == "auto"
-        self.exact, self._can_sleep = settings.dtype == torch.float32 and whole, settings.enable_sleep_mode
+        self.exact = is_exact(str(settings.dtype).removeprefix("torch."), settings.quantization, cache.cache_dtype)
+        self._can_sleep = settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
         if not self.multiprocess:
             self._measures.watch_cache(self.llm.engine_core.engine_core.scheduler)
@@ -263,7 +271,7 @@ class VLLMEngine:
         try:
             self._check_ready()  # a sync may have failed since
             number = str(next(self._numbers))
-            parameters = sampling_params(call.request, self._ends, self.context_length)
+            parameters = sampling_params(call.request, self._ends, self.context_length, seeds=self.options.seeds)
             prompt = self._prompt(list(call.request.token_ids), cache_salt=self._salt(call.request))
             self.llm.add_request(number, prompt, parameters, lora_request=self._weights.adapter)
         except Exception as error:

@@ -58,8 +58,8 @@ def request_seed(key: SampleKey) -> int:
     return int.from_bytes(hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest(), "big") >> 1
 
 
-def sampling_params(request: Request, ends: set[int], context_length: int) -> Any:
-    """Returns vLLM's ``SamplingParams``; ``ends`` are the tokens that end any completion."""
+def sampling_params(request: Request, ends: set[int], context_length: int, *, seeds: bool = True) -> Any:
+    """Returns vLLM's ``SamplingParams``; ``ends`` are the tokens that end any completion, ``seeds`` as in ``Vllm.Options``."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -70,7 +70,7 @@ def sampling_params(request: Request, ends: set[int], context_length: int) -> An
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        seed=request_seed(request.key),
+        seed=request_seed(request.key) if seeds else None,
         stop=list(sampling.stop) or None,
         stop_token_ids=sorted(ends | set(sampling.stop_token_ids)),
         ignore_eos=True,  # the end tokens are among the above

@@ -19,6 +19,8 @@ from pydantic import ValidationError
 from rlhf_host import errors
 from rlhf_host.engines.requests import end_tokens
 from rlhf_host.engines.vllm import RANKS, Vllm
+from rlhf_host.engines.vllm_arguments import refused_on_cpus
+from rlhf_host.engines.vllm_process import own_process
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import NO_WEIGHTS
 
@@ -49,25 +51,33 @@ def start_vllm(
         from vllm.v1.engine.llm_engine import LLMEngine
 
         on_cpu = current_platform.is_cpu()
-        if on_cpu and options.pipeline_parallel_size > 1:
-            raise UserError("engine vllm: pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs")
+        if on_cpu and (problem := refused_on_cpus(options.extra, options.pipeline_parallel_size)):
+            raise UserError(f"engine vllm: {problem}")
         arguments = _arguments(options, version, on_cpu) | _adapter_arguments(adapter_rank)
         arguments |= {"model": path, "tokenizer": _tokenizer_path(path, tokenizer, scratch)}
         try:
-            llm: Any = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=multiprocess)
+            with own_process() if multiprocess else contextlib.nullcontext():
+                llm: Any = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=multiprocess)
         except Exception as error:
             raise UserError(f"engine vllm cannot serve {path}: {first_line(error)}") from error
     if problem := _attention_problem(llm.vllm_config.model_config, on_cpu):
         llm.engine_core.shutdown()
         raise UserError(f"engine vllm cannot serve {path}: {problem}")
+    if multiprocess:
+        llm.collective_rpc("end_with", args=(os.getpid(),))
     llm.set_weight_version(str(version))
     return llm, torch.device("cpu" if on_cpu or multiprocess else current_platform.device_type)
 
 
 def in_processes(options: Vllm.Options) -> bool:
-    """Returns True if vLLM's core runs in processes of its own."""
-    devices = options.tensor_parallel_size * options.pipeline_parallel_size
-    return devices > 1 if options.multiprocess is None else options.multiprocess
+    """Returns True if vLLM's core runs in processes of its own: on GPUs, so that it schedules a step while one computes."""
+    if options.multiprocess is not None:
+        return options.multiprocess
+    return on_gpus() or options.tensor_parallel_size * options.pipeline_parallel_size > 1
+
+
+def on_gpus() -> bool:
+    return torch.cuda.is_available()
 
 
 def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, Any]:
@@ -97,9 +107,6 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
     if on_cpu:
         # A step that computes a part of a prompt sets back the request's generator, which vLLM can on CUDA alone.
         own["enable_chunked_prefill"] = False
-    taken = sorted({"model", "tokenizer", *own} & set(options.extra))
-    if taken:
-        raise UserError(f"engine.extra.{taken[0]}: the engine sets this itself, from its own options")
     devices = options.tensor_parallel_size * options.pipeline_parallel_size
     # Left to itself vLLM takes Ray where there is a placement group, and asks it for devices that this engine holds already.
     executor = "mp" if devices > 1 else "uni"
@@ -144,7 +151,7 @@ def _set_environment() -> None:
     for name, value in {
         "VLLM_NO_USAGE_STATS": "1",  # it would send statistics of use to a server
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would share locks of threads
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines that share a machine would all bind to the same cores
     }.items():
         os.environ.setdefault(name, value)

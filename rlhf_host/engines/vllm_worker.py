@@ -11,8 +11,10 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from rlhf_host.engines.vllm_process import EndsWithHost
 
-class WeightLoading:
+
+class WeightLoading(EndsWithHost):
     """Methods that vLLM mixes into its worker (``worker_extension_cls``); ``collective_rpc`` calls them.
 
     The model's own ``load_weights`` is not enough: on a CPU weights are packed for oneDNN after the first load, and packed

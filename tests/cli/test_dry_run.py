@@ -103,6 +103,16 @@ def refusal(done) -> str:
             marks=vllm,
         ),
         pytest.param(
+            ["--engine", "vllm", "--engine.extra", '{"data_parallel_size": 2}'],
+            "--engine: extra.data_parallel_size: engines side by side are this (--placement rollout=N), so leave it out",
+            marks=vllm,
+        ),
+        pytest.param(
+            ["--engine", "vllm", "--engine.extra", '{"enable_chunked_prefill": true}'],
+            "engine vllm: extra.enable_chunked_prefill: on CPUs the engine sets this itself, so leave it out",
+            marks=vllm,
+        ),
+        pytest.param(
             ["--engine", "vllm", "--sync.adapter", "adapter"],
             "sync.adapter is adapter, and the actor trains none: give --actor.lora.rank, or leave it out",
             marks=vllm,

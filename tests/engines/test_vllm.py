@@ -352,6 +352,15 @@ def test_samples_of_one_prompt_differ_by_key(rig):
     assert len({tuple(made.token_ids) for made in generations}) == 32
 
 
+@untied
+def test_without_seeds_a_key_decides_nothing(rig, monkeypatch):
+    monkeypatch.setattr(rig.engine.options, "seeds", False)
+    prompts = prompts_of(4, 40)
+    first, second = rig.sample(prompts, Sampling(24)), rig.sample(prompts, Sampling(24))
+    assert all(one.token_ids != other.token_ids for one, other in zip(first, second, strict=True))
+    assert mismatch(rig.model, prompts, first) <= 1e-4
+
+
 def test_a_seed_is_63_bits_of_the_key():
     seeds = {request_seed((seed, sample, turn)) for seed in range(10) for sample in range(10) for turn in range(10)}
     assert len(seeds) == 1000

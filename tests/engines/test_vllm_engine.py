@@ -80,7 +80,7 @@ def test_answers_of_a_step_that_fails_while_they_are_read_are_not_lost():
     asyncio.run(run())
 
 
-def sleeping(done, *, adapter_rank=0):
+def sleeping(done, *, adapter_rank=0, **extra):
     """An engine whose core frees memory, as on a GPU."""
     engine = Scripted(
         sleep=lambda level: done.append(f"sleep {level}"),
@@ -89,7 +89,7 @@ def sleeping(done, *, adapter_rank=0):
         set_weight_version=lambda version: done.append(f"version {version}"),
     )
     engine.multiprocess, engine.asleep, engine._room, engine._can_sleep = False, False, False, True
-    engine._adapter_rank, engine.options = adapter_rank, SimpleNamespace(kv_after_sync="recompute")
+    engine._adapter_rank, engine.options = adapter_rank, SimpleNamespace(kv_after_sync="recompute", extra=extra)
     engine._weights = SimpleNamespace(load=lambda llm, buckets: done.append("load"))
     engine._submit = lambda action: settled(action)
     return engine
@@ -124,9 +124,11 @@ def test_on_gpus_it_sleeps_without_weights_and_wakes_for_them_first():
     assert done == ["sleep 2", "wake ['weights']", "load", "version 7", "wake ['kv_cache']"]
 
 
-def test_with_an_adapter_it_keeps_the_base_that_no_sync_brings():
+@pytest.mark.parametrize("settings", [{"adapter_rank": 8}, {"speculative_config": {"method": "eagle", "model": "draft"}}])
+def test_it_keeps_weights_that_no_sync_brings(settings):
+    """Those of an adapter's base, and of a draft model."""
     done = []
-    engine = sleeping(done, adapter_rank=8)
+    engine = sleeping(done, **settings)
 
     async def turns():
         await engine.sleep_empty()

@@ -23,8 +23,6 @@ pytest.importorskip("vllm")
 def test_what_it_cannot_serve_it_refuses_at_once(tiny_model):
     with pytest.raises(ValueError, match=r"extra\.dtype: the engine sets this itself"):
         make_engine(tiny_model, extra={"dtype": "half"})
-    with pytest.raises(ValueError, match=r"extra\.data_parallel_size: engines side by side are this"):
-        make_engine(tiny_model, extra={"data_parallel_size": 2})
     with pytest.raises(UserError, match=r"cannot serve .*nonsense"):
         make_engine(tiny_model, extra={"nonsense": 1})
     with pytest.raises(UserError, match=r"cannot serve .*max_model_len"):
