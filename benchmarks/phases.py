@@ -17,7 +17,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from step_vs_trl import CASES, RUNTIMES, prepare, run_ours
+from step_vs_trl import CASES, RUNTIMES, our_steps, prepare
 
 PHASES = ("rollout", "logprobs", "advantages", "train", "sync", "log", "step", "host")
 
@@ -36,8 +36,8 @@ def main() -> None:
         inputs = prepare(case, Path(folder), options.model)
         for number in range(options.rounds):
             for runtime in runtimes:
-                ours = argparse.Namespace(runtime=runtime, threads=options.threads, device="cpu")
-                rows[runtime] += run_ours(case, inputs, Path(folder) / f"{runtime}-{number}", ours)
+                ours = argparse.Namespace(runtime=runtime, threads=options.threads, device="cpu", vllm=False)
+                rows[runtime] += our_steps(case, inputs, Path(folder) / f"{runtime}-{number}", ours)
     seconds = {
         runtime: {phase: round(statistics.median(row[f"time/{phase}"] for row in found), 4) for phase in PHASES}
         for runtime, found in rows.items()

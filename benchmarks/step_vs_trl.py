@@ -3,6 +3,7 @@
     python benchmarks/step_vs_trl.py --peer-python PATH [--rounds 3] [--kernels auto --kernels none] [--json]
     python benchmarks/step_vs_trl.py --peer-python PATH --case tiny-fixed --case tiny-ragged
     python benchmarks/step_vs_trl.py --peer-python PATH --runtime ray
+    python benchmarks/step_vs_trl.py --peer-python PATH --device cuda --case 1b --vllm    # both sample with vLLM; TRL's with Liger
 
 ``PATH`` is the Python of an environment with ``torch`` and ``trl``. ``smollm2`` takes ``models/SmolLM2-135M-Instruct`` (``make
 smollm2``) with GSM8K prompts (4 prompts × 8 samples × 64 tokens); ``tiny-*`` make a 0.6M-parameter Llama (16 × 8 × 32), ``1b`` one
@@ -43,7 +44,7 @@ class Case:
 CASES = {
     "tiny-fixed": Case(16, 8, 32, 12, ragged=False),
     "tiny-ragged": Case(16, 8, 32, 12, ragged=True),
-    "smoke": Case(2, 2, 4, 2, ragged=False, size=(32, 2, 4)),
+    "smoke": Case(2, 2, 4, 2, ragged=False, size=(128, 2, 4)),
     "1b": Case(16, 8, 256, 5, ragged=False, size=(2048, 28, 16)),
     "smollm2": Case(4, 8, 64, 3, ragged=False, model="models/SmolLM2-135M-Instruct"),
 }
@@ -84,6 +85,9 @@ def main() -> None:
     parser.add_argument("--model", help="model directory for the case smollm2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: bfloat16 autocast on both sides")
     parser.add_argument("--runtime", choices=RUNTIMES, default="local", help="ours; ray: torch and transformers in Ray actors")
+    parser.add_argument(
+        "--vllm", action="store_true", help="both sides sample with vLLM on the trainer's device; local runtime"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     peak = matmul_gflops(options.threads)
@@ -172,6 +176,8 @@ def our_steps(
         "checkpoint.final": "false",
     }
     arguments = [*flags(settings), *RUNTIMES[runtime]]
+    if options.vllm:
+        arguments += ["--engine", "vllm", "--engine.gpu-memory-utilization", "0.3"]
     if runtime != "local":
         arguments += ["--runtime", "ray", "--ray.num-cpus", str(2 * threads), "--ray.object-store-mb", "200"]
         arguments += ["--placement", f"actor={threads}", "--placement", f"rollout={threads}"]
@@ -189,7 +195,7 @@ def peer_seconds(case: Case, inputs: dict[str, Any], options: argparse.Namespace
         "steps": case.steps,
         "device": options.device,
     }
-    arguments = flags(settings) + ["--ragged"] * case.ragged
+    arguments = flags(settings) + ["--ragged"] * case.ragged + ["--vllm"] * options.vllm
     return statistics.median(run_peer(options.peer_python, "trl_peer.py", arguments, options.threads)["seconds"])
 
 

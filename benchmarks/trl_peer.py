@@ -1,6 +1,6 @@
 """TRL's side of ``step_vs_trl.py``: runs in TRL's own environment and prints one JSON object last.
 
-python trl_peer.py --model DIR --data prompts.jsonl --prompts 16 --samples 8 --new-tokens 32 --steps 8 --threads 2 [--ragged]
+python trl_peer.py --model DIR --data prompts.jsonl --prompts 16 --samples 8 --new-tokens 32 --steps 8 --threads 2
 """
 
 import argparse
@@ -15,6 +15,7 @@ for name, default in (("prompts", 16), ("samples", 8), ("new-tokens", 32), ("ste
     parser.add_argument(f"--{name}", type=int, default=default)
 parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 parser.add_argument("--ragged", action="store_true", help="completions may end by themselves")
+parser.add_argument("--vllm", action="store_true", help="sample with vLLM on the same device, and take Liger's loss")
 options = parser.parse_args()
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", OMP_NUM_THREADS=str(options.threads))
 
@@ -40,6 +41,7 @@ def sevens(completions, completion_ids, **_):
 
 
 clock = Clock()
+shortest = {} if options.ragged else {"min_tokens" if options.vllm else "min_new_tokens": options.new_tokens}
 GRPOTrainer(
     model=model,
     processing_class=tokenizer,
@@ -60,8 +62,11 @@ GRPOTrainer(
         report_to=[],
         save_strategy="no",
         gradient_checkpointing=False,
-        use_vllm=False,
-        generation_kwargs={} if options.ragged else {"min_new_tokens": options.new_tokens},
+        use_vllm=options.vllm,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.3,
+        use_liger_kernel=options.vllm,
+        generation_kwargs=shortest,
     ),
 ).train()
 memory = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else 0.0

@@ -1,4 +1,4 @@
-"""What only a GPU can show: sixteen parts, each with a number to meet. For one GPU of the H200's class, 45 minutes in all.
+"""What only a GPU can show: eighteen parts, each with a number to meet. For one GPU of the H200's class, 45 minutes in all.
 
     python scripts/gpu_accept.py --list
     python scripts/gpu_accept.py [--part NAME ...] [--peer-python PATH] > figures.jsonl
@@ -135,7 +135,19 @@ PARTS = [
         with_vllm.phases,
         at_most=1.15,
     ),
+    Part(
+        "vllm-seeds",
+        "tokens per second with a seed for each request over those without seeds",
+        with_vllm.seeds,
+        at_least=0.9,
+    ),
     Part("trl", "seconds per step of TRL over ours", against_trl.ratio, at_least=1.5),
+    Part(
+        "trl-vllm",
+        "the same, both with vLLM on the same GPU, TRL with Liger",
+        partial(against_trl.ratio, vllm=True),
+        at_least=1.0,
+    ),
 ]
 NAMES = [part.name for part in PARTS]
 

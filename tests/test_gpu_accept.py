@@ -16,7 +16,8 @@ import pytest
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PARTS = [
     *("mfu-1.5b", "mfu-3b", "logprobs", "prefix-gain", "prefix-gradient", "engine", "mismatch", "ipc", "ipc-killed"),
-    *("offload", "growth", "resume", "vllm-bare", "vllm-process", "vllm-phases", "trl"),
+    *("offload", "growth", "resume", "vllm-bare", "vllm-process", "vllm-phases", "vllm-seeds"),
+    *("trl", "trl-vllm"),
 ]
 EVERYWHERE = ("prefix-gradient", "mismatch", "ipc-killed", "resume")
 

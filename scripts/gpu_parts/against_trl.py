@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -16,8 +17,14 @@ from rlhf_host.plugins.discovery import discover
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks/step_vs_trl.py"
 
 
-def ratio(machine: Machine) -> tuple[float, dict[str, Any]]:
-    """TRL's seconds per step over ours: 1.1B parameters, 16 prompts × 8 samples × 256 tokens."""
+def ratio(machine: Machine, *, vllm: bool = False) -> tuple[float, dict[str, Any]]:
+    """TRL's seconds per step over ours: 1.1B parameters, 16 prompts × 8 samples × 256 tokens.
+
+    Args:
+        vllm: both sides sample with vLLM on the same GPU, and TRL takes Liger's loss.
+    """
+    if vllm and importlib.util.find_spec("vllm") is None:
+        raise Skipped("vllm is not installed here")
     if machine.peer_python is None:
         raise Skipped("it needs --peer-python, the Python of an environment with torch and trl")
     if not any(info.kind == "algo" and info.name == "rloo" for info in discover()):
@@ -26,7 +33,7 @@ def ratio(machine: Machine) -> tuple[float, dict[str, Any]]:
     options = argparse.Namespace(
         peer_python=machine.peer_python, rounds=machine.size(2, 1), device=machine.device.type, threads=threads
     )
-    options.kernels, options.model, options.runtime = None, None, "local"
+    options.kernels, options.model, options.runtime, options.vllm = None, None, "local", vllm
     try:
         with tempfile.TemporaryDirectory() as folder:
             peak = benchmark.matmul_gflops(threads)

@@ -40,6 +40,14 @@ def own_process(machine: Machine) -> tuple[float, dict[str, Any]]:
     return apart / here, {"own_process_tokens_per_s": apart, "in_process_tokens_per_s": here}
 
 
+def seeds(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Tokens per second with a seed for each request, over those without."""
+    prompts, new = _prompts(machine), machine.size(512, 8)
+    with _directory(machine) as directory:
+        seeded, free = (_rate(machine, directory, prompts, new, seeds=each) for each in (True, False))
+    return seeded / free, {"seeded_tokens_per_s": seeded, "free_tokens_per_s": free, "requests": len(prompts)}
+
+
 def phases(machine: Machine) -> tuple[float, dict[str, Any]]:
     """Memory of an engine whose weights alone are awake, over the bytes of these weights; and that of its other phases."""
     with _directory(machine) as directory, _engine(machine, directory, sleep=True) as engine:
