@@ -57,7 +57,6 @@ class Passes:
         shared_prefix: ``on`` and ``off`` fix the layout; ``auto`` picks the one with less to compute.
         autocast: type of matrix products; the log-softmax is in float32 in any case.
         even_passes: as in ``BackendTraits``.
-        gathers: weights are gathered layer by layer (``BackendTraits.sharded``).
         balance: passes with gradients also return ``router_loss``.
     """
 
@@ -69,7 +68,6 @@ class Passes:
         shared_prefix: SharedPrefix = "auto",
         autocast: torch.dtype | None = None,
         even_passes: bool = False,
-        gathers: bool = False,
         balance: Balance | None = None,
     ):
         attention.enable_shared_rows()
@@ -77,7 +75,7 @@ class Passes:
         self.shared_prefix = shared_prefix
         self.autocast = autocast
         self._kernels = kernels
-        self._even_passes, self._gathers = even_passes, gathers
+        self._even_passes = even_passes
         self._backend: Backend | None = None
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
@@ -336,10 +334,7 @@ class Passes:
         bare, autocast = self.head.reads_logits, None if line.exact else self.autocast
         routed = self.balance if torch.is_grad_enabled() else None
         asked = {} if routed is None else {"output_router_logits": True}
-        # A cache of cast weights would hold every weight at once, where they are gathered one after the other.
-        precision = torch.autocast(
-            self.device.type, dtype=autocast, enabled=autocast is not None, cache_enabled=not self._gathers
-        )
+        precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
         with evaluation(line.compute), self._adapter(), precision:
             model = line.compute if bare else decoder_of(line.compute)
             try:

@@ -61,7 +61,6 @@ class Role:
             shared_prefix=train.shared_prefix,
             autocast=autocast,
             even_passes=even,
-            gathers=traits.sharded,
             balance=balance,
         )
         if backend is None:

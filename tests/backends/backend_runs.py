@@ -25,7 +25,6 @@ from rlhf_host import functional as F
 from rlhf_host.backends import deepspeed_backend, shards
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
-from rlhf_host.backends.parking import CHUNK_BYTES
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.shards import saved_bytes
 from rlhf_host.backends.torch_backend import TorchBackend
@@ -36,7 +35,7 @@ from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.training.reduction import Denominators, Metrics
-from rlhf_host.training.role import Role, rows_of
+from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
 
 sys.path.append(str(Path(__file__).parent))
@@ -191,7 +190,7 @@ PARTLY = {
 """Ends the name of a kind in which not all weights are trained → settings of its roles."""
 
 
-def role_of(name: str, model: Path, ranks: Ranks, kind: str, train: TrainConfig = TRAIN) -> Role:
+def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     partly = next((ending for ending in PARTLY if kind.endswith(ending)), "")
     kind = kind.removesuffix(partly)
     settings = RoleConfig(
@@ -214,7 +213,7 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str, train: TrainConfig 
     else:
         zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | TURNS | SPLIT)[kind]))
         plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero))
-    role = Role.of(name, loaded, train, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
+    role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
     role.backend.gradients = []
     return role
 
@@ -296,6 +295,7 @@ def take_turns(ranks: Ranks, model: Path, kind: str, directory: Path, *, moves: 
     worker = worker_of(model, ranks, kind)
     backends = [role.backend for role in worker.roles.values()]
     after, away, parked = [], [], []
+    sizes: dict[bool, dict[int, int]] = {}  # of buffers, before there are averages and with them: made once
     for number in range(3):
         for backend in backends if moves else []:
             backend.__class__ = Moved
@@ -316,7 +316,7 @@ def take_turns(ranks: Ranks, model: Path, kind: str, directory: Path, *, moves: 
             buffers = backend._parking.held_bytes
             backend.reload()
             assert not backend._parking
-            assert backend._parking.held_bytes == buffers == CHUNK_BYTES, "made once"
+            assert backend._parking.held_bytes == buffers == sizes.setdefault(number > 0, {}).setdefault(id(backend), buffers)
         update(worker, batch(), SHARDS["uneven"])
         after.append(weights_of(worker))
     return {"after": after, "away": away, "parked": parked}
@@ -343,50 +343,6 @@ class Moved(ZeroWatched):
     """Moves though it is on a CPU, where there is nowhere else to go."""
 
     _stays = False
-
-
-class Casts(TorchDispatchMode):
-    """Remembers, without keeping them, the 16-bit copies of tensors with two dimensions that are not rows of a batch."""
-
-    def __init__(self, shapes: set[torch.Size]):
-        super().__init__()
-        self.shapes, self.made = shapes, []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16 and result.shape in self.shapes:
-            self.made.append(weakref.ref(result))
-        return result
-
-    @property
-    def alive(self) -> int:
-        return sum(copy() is not None for copy in self.made)
-
-
-def rounded_passes(ranks: Ranks, model: Path, kind: str, *, cached: bool) -> dict[str, Any]:
-    """Copies of weights that are alive when the last layer of a pass is done, without and with gradients; and the gradient.
-
-    Args:
-        cached: as passes of weights that are not gathered.
-    """
-    role = role_of("actor", model, ranks, kind, TRAIN.model_copy(update={"autocast": "bfloat16"}))
-    if cached:
-        role.passes._gathers = False
-    casts = Casts(
-        {weight.shape for weight in load_model(RoleConfig(model=str(model), device="cpu")).parameters() if weight.dim() > 1}
-    )
-    kept: list[int] = []
-    role.passes.model.model.norm.register_forward_pre_hook(lambda *_: kept.append(casts.alive))
-    rows = rows_of(batch().select(SHARDS["uneven"][ranks.rank]))
-    role.passes.prepare(32)
-    kept.clear()
-    with casts:
-        with torch.no_grad():
-            role.passes.forward(**rows)
-        outputs = role.passes.forward(**rows)
-    role.backend.backward(outputs.logprobs.sum(), True)
-    role.backend.step()
-    return {"kept": kept, "gradient": role.backend.gradients[0], "layers": len(role.passes.model.model.layers)}
 
 
 def second_copies(ranks: Ranks, model: Path, kind: str) -> list[int]:
