@@ -5,7 +5,8 @@
 
 The trainer is this process; every engine is a process of its own that copies what comes into weights of its own, as the
 embedded engine does. ``copy`` is one thread copying the same tensors within one process. A rate is the weights' size over the
-median time of a sync, however many engines take part; the first sync, which also connects, is given apart.
+median time of a sync, however many engines take part; the first sync, which also connects, is given apart. Below, the last sync by
+``ipc``: when each bucket was packed and when the first engine loaded it, in milliseconds.
 """
 
 from __future__ import annotations
@@ -41,11 +42,52 @@ def serve(pipe: Any, mb: int) -> None:
 
     torch.set_num_threads(1)
     model = make_weights(mb)
-    loader = ModuleLoader("bench", model, lambda buckets, version: copy_weights(model, buckets))
+    spans: list[tuple[float, float]] = []
+    loader = ModuleLoader("bench", model, lambda buckets, version: copy_weights(model, timed(buckets, spans)))
+    loader.state["spans"] = spans
     pipe.send(None)
     while (message := pipe.recv()) is not None:
         function, arguments = message
         pipe.send(call_by_path(function, loader, arguments))
+
+
+def timed(buckets: Any, spans: list[tuple[float, float]]) -> Any:
+    """Yields the buckets; ``spans`` gets from when to when each was used, by a clock that all processes share."""
+    spans.clear()
+    for bucket in buckets:
+        began = time.perf_counter()
+        yield bucket
+        spans.append((began, time.perf_counter()))
+
+
+def spans_of(loader: Any) -> list[tuple[float, float]]:
+    """Runs in an engine's process."""
+    return list(loader.state["spans"])
+
+
+def watch_packing(spans: list[tuple[float, float]]) -> None:
+    """Notes from when to when the trainer packs each bucket of a sync."""
+    from rlhf_host.weight_sync.buckets import BucketLayout
+
+    pack = BucketLayout.pack
+
+    def watched(self: Any, bucket: Any, buffer: Any) -> None:
+        began = time.perf_counter()
+        pack(self, bucket, buffer)
+        spans.append((began, time.perf_counter()))
+
+    BucketLayout.pack = watched  # type: ignore[method-assign]
+
+
+def timeline(packed: list[tuple[float, float]], loaded: list[tuple[float, float]]) -> tuple[list[str], int]:
+    """Returns lines for people, and the number of buckets of which packing began before the one before was loaded."""
+    packed = packed[-len(loaded) :]
+    origin = packed[0][0]
+    shown = [f"{'bucket':>6}  {'packed from':>11}  {'to':>6}  {'loaded from':>11}  {'to':>6}"]
+    for number, spans in enumerate(zip(packed, loaded, strict=True)):
+        (a, b), (c, d) = (tuple(1e3 * (at - origin) for at in span) for span in spans)
+        shown.append(f"{number:6}  {a:11.1f}  {b:6.1f}  {c:11.1f}  {d:6.1f}")
+    return shown, sum(packed[k + 1][0] < loaded[k][1] for k in range(len(loaded) - 1))
 
 
 class Engine:
@@ -61,9 +103,9 @@ class Engine:
         self.pipe.recv()
         self.version = -1
 
-    async def run(self, function: str, **arguments: Any) -> Any:
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
         self.pipe.send((function, arguments))
-        return await asyncio.to_thread(self.pipe.recv)
+        return [await asyncio.to_thread(self.pipe.recv)]
 
     def set_version(self, version: int) -> None:
         self.version = version
@@ -118,15 +160,26 @@ def main() -> None:
     gigabytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 1e9
     found = {"copy": copy_rate(model, options.rounds, gigabytes)}
     engines = [Engine(options.mb) for _ in range(options.engines)]
+    packed: list[tuple[float, float]] = []
+    watch_packing(packed)
     with tempfile.TemporaryDirectory() as directory:
         for kind, extra in ((IPC, {}), (Broadcast, {}), (Checkpoint, {"directory": Path(directory)})):
             plugin = kind(kind.Options(bucket_mb=options.bucket_mb, **extra))
             found[kind.name] = asyncio.run(measure(plugin, model, engines, options.rounds, gigabytes))
+            if kind is IPC:
+                [loaded] = asyncio.run(engines[0].run(f"{__spec__.name if __spec__ else 'sync'}:spans_of"))
+                lines, overlapping = timeline(packed, loaded)
     for engine in engines:
         engine.close()
+    print("\n".join(lines))
+    print(f"ipc: {overlapping} of {len(lines) - 2} buckets were packed before the bucket before was loaded")
     for name, rates in found.items():
         print(f"{name:10} {rates['gb_per_s']:6.2f} GB/s  {rates['seconds']:7.3f} s")
-    print(json.dumps({"benchmark": "sync", **vars(options), "gigabytes": round(gigabytes, 3), **found}))
+    print(
+        json.dumps(
+            {"benchmark": "sync", **vars(options), "gigabytes": round(gigabytes, 3), "overlapping": overlapping, **found}
+        )
+    )
 
 
 if __name__ == "__main__":

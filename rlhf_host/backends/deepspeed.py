@@ -92,7 +92,12 @@ class DeepSpeed:
         split = self.options.zero_stage == 3 or self.options.autotp_size > 1
         # Gradients are reduced in the backward pass at every stage, below stage 2 in the last one, so no rank may be without.
         return BackendTraits(
-            libraries=("deepspeed",), debug=False, parts=self.options.autotp_size, even_passes=True, sharded=split
+            libraries=("deepspeed",),
+            debug=False,
+            parts=self.options.autotp_size,
+            even_passes=True,
+            sharded=split,
+            everywhere=True,
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:

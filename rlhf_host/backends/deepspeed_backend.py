@@ -226,10 +226,10 @@ class DeepSpeedBackend:
                 return copy_model(model, directory, share)
             return share_writer(model, directory, share, self.ranks)
 
-    def weights(self, bucket_bytes: int) -> Buckets:
+    def weights(self, bucket_bytes: int, everywhere: bool = False) -> Buckets:
         """Yields all weights in buckets; if they are in pieces, one bucket is whole at a time."""
         with self._here():
-            yield from self._buckets(bucket_bytes, lambda name: self._first)
+            yield from self._buckets(bucket_bytes, lambda name: everywhere or self._first)
 
     def _buckets(self, bucket_bytes: int, keeps: Callable[[str], bool]) -> Buckets:
         if self.options.autotp_size > 1:

@@ -127,7 +127,7 @@ class TorchBackend:
     def save_model(self, directory: Path) -> Writer | None:
         return None if self.ranks.rank else copy_model(self.model, directory)  # type: ignore[arg-type]
 
-    def weights(self, bucket_bytes: int) -> Buckets:
+    def weights(self, bucket_bytes: int, everywhere: bool = False) -> Buckets:
         return in_buckets(named_weights(self.model), bucket_bytes)
 
     def offload(self) -> None:

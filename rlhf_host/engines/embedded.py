@@ -78,9 +78,9 @@ class EmbeddedEngine:
     def set_version(self, version: int) -> None:
         self.version, self._fresh = version, None
 
-    async def run(self, function: str, **arguments: Any) -> Any:
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
         """Runs ``"package.module:function"(loader, **arguments)`` in a thread; loader as in ``rlhf_host.engines.loading``."""
-        return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self._loader, arguments)))
+        return [await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self._loader, arguments)))]
 
     async def sleep(self) -> None:
         """Does nothing: the module is the trainer's, so there is no memory to free."""

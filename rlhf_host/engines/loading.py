@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,6 +50,15 @@ def copy_weights(model: nn.Module, buckets: Iterable[list[tuple[str, Tensor]]]) 
         raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more)")
 
 
+def kept_types(weights: Iterable[tuple[str, Tensor]]) -> tuple[str, tuple[str, ...]] | None:
+    """Returns the floating-point type of most weights, and the names of those of other types (``KeepsTypes.kept``)."""
+    types = {name: tensor.dtype for name, tensor in weights if tensor.is_floating_point()}
+    if not types:
+        return None
+    (usual, _), *_ = Counter(types.values()).most_common(1)
+    return str(usual).removeprefix("torch."), tuple(name for name, dtype in types.items() if dtype != usual)
+
+
 class ModuleLoader:
     """Loader of an engine that generates with a module in this process; ``replace`` implements its ``load``."""
 
@@ -57,3 +67,8 @@ class ModuleLoader:
         self.device = next(model.parameters()).device
         self.load = replace
         self.state: dict[str, Any] = {}
+        self._model = model
+
+    @property
+    def kept(self) -> tuple[str, tuple[str, ...]] | None:
+        return kept_types(self._model.state_dict().items())

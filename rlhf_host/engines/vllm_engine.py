@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlhf_host.engines.loading import call_by_path
+from rlhf_host.engines.remote_runs import RemoteRuns
 from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.engines.vllm_arguments import deepest_sleep, is_exact
@@ -26,13 +26,12 @@ from rlhf_host.engines.vllm_startup import (
     ends_of,
     first_line,
     in_processes,
-    memory_directory,
     start_vllm,
 )
-from rlhf_host.engines.vllm_weights import AdapterWeights, WholeWeights
+from rlhf_host.engines.vllm_weights import AdapterWeights, WeightLoader, WholeWeights
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
+from rlhf_host.protocols import NO_WEIGHTS, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.tensors import Metric
 from rlhf_host.scratch import Scratch
@@ -78,10 +77,13 @@ class VLLMEngine:
         self._adapter_rank = start.adapter_rank
         self._threads = Threads(4)
         self._shared: set[Path] = set()
-        self._scratch = Scratch("rlhf-vllm-", memory_directory())
-        self._weights = (
-            AdapterWeights(self._scratch.path) if self._adapter_rank else WholeWeights(self._scratch.path, self.multiprocess)
-        )
+        self._scratch = Scratch("rlhf-vllm-", tempfile.gettempdir())
+        self._weights = AdapterWeights(self._scratch.path) if self._adapter_rank else WholeWeights()
+        self._asked: deque[Callable[[], None]] = deque()
+        """Calls of workers, which are done even while weights load."""
+        # An adapter is small, and goes to vLLM's processes by a file.
+        apart = self.multiprocess and not self._adapter_rank
+        self._remote = RemoteRuns(self._ask, self._load_apart) if apart else None
         started: Future[None] = Future()
         # vLLM is made and stepped in one thread: the threads of OpenMP belong to the one that asked for them.
         self._thread = threading.Thread(target=self._work, args=(start, started), name="rlhf-vllm", daemon=True)
@@ -126,8 +128,8 @@ class VLLMEngine:
                 self._post(lambda: self._abort(call))
             raise
 
-    async def run(self, function: str, **arguments: Any) -> Any:
-        return await asyncio.wrap_future(self._threads.submit(lambda: call_by_path(function, self.loader, arguments)))
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        return await asyncio.wrap_future(self._threads.submit(lambda: self._run(function, arguments)))
 
     async def metrics(self) -> Sequence[Metric]:
         return () if self.multiprocess else self._measures.metrics()
@@ -168,14 +170,18 @@ class VLLMEngine:
         self._threads.close()
         await asyncio.to_thread(self._thread.join)
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def _run(self, function: str, arguments: Mapping[str, Any]) -> list[Any]:
+        if self._remote is not None:
+            return self._remote.run(function, arguments)
+        return [call_by_path(function, self.loader, arguments)]
+
+    def _post(self, action: Callable[[], None], queue: deque[Callable[[], None]] | None = None) -> None:
         with self._condition:
             self._check_alive()
-            self._actions.append(action)
-            if len(self._actions) == 1:
-                self._condition.notify()
+            (self._actions if queue is None else queue).append(action)
+            self._condition.notify()
 
-    def _submit(self, action: Callable[[], Any]) -> Future[Any]:
+    def _submit(self, action: Callable[[], Any], queue: deque[Callable[[], None]] | None = None) -> Future[Any]:
         """Runs ``action`` in the engine's thread, between two steps."""
         if threading.current_thread() is self._thread:
             raise RunError("engine vllm: weights are loaded one set at a time")
@@ -188,8 +194,24 @@ class VLLMEngine:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._post(act)
+        self._post(act, queue)
         return future
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls a method of ``WorkerRuns`` in all workers; returns the results by rank."""
+        return self._submit(lambda: self._ask_now(method, *arguments), self._asked).result()
+
+    def _ask_now(self, method: str, *arguments: Any) -> list[Any]:
+        answers: list[Any] = self.llm.collective_rpc("beside_weights", args=(method, *arguments))
+        return answers
+
+    def _load_apart(self, work: Callable[[Callable[..., list[Any]]], None], version: int) -> None:
+        def ask(method: str, *arguments: Any) -> list[Any]:
+            self._check_alive()
+            self._act(self._asked)
+            return self._ask_now(method, *arguments)
+
+        self._submit(lambda: self._load(lambda: work(ask), version)).result()
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -214,9 +236,10 @@ class VLLMEngine:
         try:
             while not self._closed:
                 with self._condition:
-                    while not self._actions and not self._running and not self._closed:
+                    while not self._asked and not self._actions and not self._running and not self._closed:
                         self._condition.wait()
-                self._act()
+                self._act(self._asked)
+                self._act(self._actions)
                 if self._running and not self._closed:
                     self._step()
         except BaseException as error:
@@ -247,11 +270,11 @@ class VLLMEngine:
             self._measures.watch_cache(self.llm.engine_core.engine_core.scheduler)
         self._measures.watch_outputs(self.llm.output_processor)
 
-    def _act(self) -> None:
+    def _act(self, queue: deque[Callable[[], None]]) -> None:
         """Runs posted actions one by one. If one ends the engine, the later ones stay in the queue and get the error."""
-        for _ in range(len(self._actions)):
+        for _ in range(len(queue)):
             with self._condition:
-                action = self._actions.popleft()
+                action = queue.popleft()
             action()
 
     def _step(self) -> None:
@@ -301,7 +324,8 @@ class VLLMEngine:
 
     def _stop(self) -> None:
         self._fail_running(RunError("the engine was closed while requests were pending"))
-        self._act()  # each learns that the engine is no more, and tells its caller
+        self._act(self._asked)  # each learns that the engine is no more, and tells its caller
+        self._act(self._actions)
         with contextlib.suppress(Exception):
             self.llm.engine_core.shutdown()
         for path in self._shared:  # a core that takes long to end is killed, and leaves it
@@ -309,7 +333,7 @@ class VLLMEngine:
         del self.llm
         self._scratch.close()
 
-    def _load(self, buckets: Buckets, version: int) -> None:
+    def _load(self, work: Callable[[], None], version: int) -> None:
         if self.asleep and not self._room:
             raise RunError("engine vllm is asleep: wake() it before weights come")
         self.version = NO_WEIGHTS
@@ -317,7 +341,7 @@ class VLLMEngine:
             try:
                 if self._adapter_rank:
                     self.llm.abort_request(list(self._running))
-                self._weights.load(self.llm, buckets)
+                work()
             except Exception as error:
                 reason = f"engine vllm has no usable weights: loading version {version} failed ({first_line(error)})"
                 self.llm.abort_request(list(self._running))
@@ -373,18 +397,3 @@ class VLLMEngine:
         if self.asleep and self._can_sleep:
             self.llm.wake_up(["kv_cache"] if self._room else None)
         self.asleep = self._room = False
-
-
-class WeightLoader:
-    """Loader of vLLM (``protocols.Loader``). With several workers the weights still come here, and go on to them by shared
-    memory.
-    """
-
-    def __init__(self, engine: VLLMEngine, device: torch.device):
-        self.engine, self.rank, self.size = "vllm", 0, 1
-        self.device = device
-        self.state: dict[str, Any] = {}
-        self._engine = engine
-
-    def load(self, buckets: Buckets, version: int) -> None:
-        self._engine._submit(lambda: self._engine._load(buckets, version)).result()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +24,6 @@ from rlhf_host.errors import UserError
 from rlhf_host.protocols import NO_WEIGHTS
 
 CPU_CACHE_BYTES = 1 << 29
-
-
-def memory_directory() -> str:
-    """Returns a directory for files passed between processes, in memory if there is such a place."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
 def start_vllm(

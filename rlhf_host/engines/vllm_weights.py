@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,51 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class WholeWeights:
-    """Replaces all weights of vLLM's ``LLMEngine``.
-
-    Args:
-        scratch: a directory for files on their way to other processes.
-        multiprocess: vLLM's core runs in processes of its own.
-    """
+    """Replaces all weights of vLLM's ``LLMEngine`` in this process."""
 
     adapter: Any = None
 
-    def __init__(self, scratch: Path, multiprocess: bool):
-        self._scratch, self._multiprocess = scratch, multiprocess
-        self._parameters: set[str] | None = None
-
     def load(self, llm: Any, buckets: Buckets) -> None:
-        names: set[str] = set()
-        llm.collective_rpc("begin_weights")
-        try:
-            for bucket in buckets:
-                names.update(name for name, _ in bucket)
-                if bucket:
-                    self._send(llm, bucket)
-        finally:
-            llm.collective_rpc("end_weights")
-        self._check_complete(llm.vllm_config.model_config.hf_config, names)
-
-    def _send(self, llm: Any, bucket: list[tuple[str, torch.Tensor]]) -> None:
-        if not self._multiprocess:
-            llm.collective_rpc("load_bucket", args=(bucket,))
-            return
-        from safetensors.torch import save_file
-
-        path = str(self._scratch / "bucket.safetensors")
-        # A tied weight comes twice, which a file may not hold: the copy is its own.
-        save_file({name: tensor.detach().cpu().clone() for name, tensor in bucket}, path)
-        llm.collective_rpc("load_bucket_file", args=(path,))
-        os.unlink(path)
-
-    def _check_complete(self, config: Any, names: set[str]) -> None:
-        """Raises an error for layers that got no weights, such as a tied head: vLLM only warns, and keeps their old weights."""
-        if self._parameters is None:
-            self._parameters = _parameter_names(config)
-        missing = sorted(self._parameters - names)
-        if missing:
-            tied = " (tied embeddings are sent under both names)" if "lm_head.weight" in missing else ""
-            raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
+        llm.collective_rpc("replace_weights", args=(buckets,))
 
 
 class AdapterWeights:
@@ -90,7 +50,37 @@ class AdapterWeights:
             shutil.rmtree(old.lora_path, ignore_errors=True)
 
 
-def _parameter_names(config: Any) -> set[str]:
+class WeightLoader:
+    """Loader of vLLM in this process (``protocols.Loader``), and of adapters. Workers in processes of their own have theirs."""
+
+    def __init__(self, engine: Any, device: torch.device):
+        self.engine, self.rank, self.size = "vllm", 0, 1
+        self.device = device
+        self.state: dict[str, Any] = {}
+        self._engine = engine
+
+    @property
+    def kept(self) -> tuple[str, tuple[str, ...]] | None:
+        engine = self._engine
+        if engine._adapter_rank:
+            return None  # an adapter comes in its own type
+        kept: tuple[str, tuple[str, ...]] | None = engine._submit(lambda: engine.llm.collective_rpc("kept_types")[0]).result()
+        return kept
+
+    def load(self, buckets: Buckets, version: int) -> None:
+        engine = self._engine
+        engine._submit(lambda: engine._load(lambda: engine._weights.load(engine.llm, buckets), version)).result()
+
+
+def check_complete(expected: set[str], names: set[str]) -> None:
+    """Raises an error for layers that got no weights, such as a tied head: vLLM only warns, and keeps their old weights."""
+    missing = sorted(expected - names)
+    if missing:
+        tied = " (tied embeddings are sent under both names)" if "lm_head.weight" in missing else ""
+        raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
+
+
+def parameter_names(config: Any) -> set[str]:
     """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
     from transformers import AutoModelForCausalLM
 

@@ -27,6 +27,7 @@ from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, Runti
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
 from rlhf_host.protocols.syncs import (
     Bring,
+    KeepsTypes,
     Loader,
     SyncTarget,
     Weights,
@@ -39,10 +40,11 @@ from rlhf_host.protocols.syncs import (
 
 # fmt: off
 __all__ = [
-    "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking", "Compute",
-    "Counting", "Decoder", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Kernels", "KernelsPlugin",
-    "Loader", "Measured", "Ranks", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "Server", "ServerPlugin",
-    "ServerSession", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer", "Traits", "Update", "Use",
-    "WakesInParts", "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
+    "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking",
+    "Compute", "Counting", "Decoder", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "KeepsTypes",
+    "Kernels", "KernelsPlugin", "Loader", "Measured", "Ranks", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits",
+    "Server", "ServerPlugin", "ServerSession", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer",
+    "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart",
+    "WeightSyncTraits", "Weights", "Writer",
 ]
 # fmt: on

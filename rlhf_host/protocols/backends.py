@@ -27,6 +27,8 @@ class BackendTraits(Traits):
     """Bytes per trained number for gradient and optimizer, beside the weight, on the same device, in every process. 0: less, or
     unknown.
     """
+    everywhere: bool = False
+    """``weights`` also takes ``everywhere``, so that every rank can send to the engine on its own GPU."""
 
 
 class Ranks(Protocol):
@@ -118,7 +120,10 @@ class Backend(Protocol):
         """
 
     def weights(self, bucket_bytes: int) -> Buckets:
-        """Yield buckets as ``Weights.buckets`` does: complete on rank 0; other ranks may yield empty ones."""
+        """Yield buckets as ``Weights.buckets`` does: complete on rank 0; other ranks may yield empty ones.
+
+        With the trait ``everywhere`` it also takes ``everywhere: bool = False``; if true, buckets are complete on every rank.
+        """
 
     def offload(self) -> None:
         """Move what only training needs off the device. May do nothing.

@@ -72,10 +72,11 @@ class SyncEnd(Protocol):
     version: int
     """Version of its weights, as in ``Generator.version``."""
 
-    async def run(self, function: str, **arguments: Any) -> Any:
-        """Call ``"package.module:function"(loader, **arguments)`` in a thread of each process that holds the engine's weights.
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        """Call ``"package.module:function"(loader, **arguments)`` in a thread of each process that holds the engine's weights, in
+        all of them at once; return results by rank. An engine of one process returns a list of one.
 
-        ``loader`` is a ``Loader``; arguments and result are plain values.
+        ``loader`` is the process's own ``Loader``; arguments and results are plain values. The first failure is raised.
         """
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:

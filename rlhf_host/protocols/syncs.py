@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from rlhf_host.protocols.common import Buckets, Traits
 from rlhf_host.protocols.engines import SyncEnd
@@ -24,12 +24,15 @@ class Weights(Protocol):
     device: torch.device
     state: dict[str, Any]
     """Storage for such functions between calls."""
+    everywhere: bool
+    """True if ``buckets`` can give the data to every rank."""
 
-    def buckets(self, bucket_bytes: int) -> Buckets:
+    def buckets(self, bucket_bytes: int, everywhere: bool = False) -> Buckets:
         """Yield all weights, under every name of the state dict, about ``bucket_bytes`` at a time.
 
-        Every rank must iterate to the end. Rank 0 gets the data; the values on other ranks are not used. Order, names and
-        shapes are the same every time. Tensors may be the parameters themselves: only read them.
+        Every rank must iterate to the end, with the same arguments. Rank 0 gets the data, and with ``everywhere`` every rank
+        does; other values are not used. Order, names and shapes are the same every time. Tensors may be the parameters
+        themselves: only read them.
         """
 
 
@@ -51,6 +54,14 @@ class Loader(Protocol):
         Meanwhile the engine has version -1 and refuses to generate. If this raises, that remains so, because the weights may be a
         mixture.
         """
+
+
+@runtime_checkable
+class KeepsTypes(Protocol):
+    """Optional interface of a ``Loader`` that says in which types it keeps weights, so that no more bits are sent."""
+
+    kept: tuple[str, tuple[str, ...]] | None
+    """A type, such as ``bfloat16``, and beginnings of the names of weights that may be kept in others; ``None``: unknown."""
 
 
 class WeightSource(Protocol):
@@ -75,7 +86,9 @@ class WeightSyncTraits(Traits):
     in_place: bool | None = None
     """True: only for engines that sample from the trainer's own module. False: only for engines with weights of their own."""
     rounded: bool = False
-    """True if engines get weights with fewer bits than the trainer's, so log-probabilities differ."""
+    """True if the sync itself leaves bits out, so that even an engine that keeps all of the trainer's bits gets fewer, and its
+    log-probabilities differ.
+    """
 
 
 class WeightSync(Protocol):

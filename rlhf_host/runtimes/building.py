@@ -135,9 +135,11 @@ class Roles:
         self.weights: LocalWeights | None = None
         if (actor := self.models.get("actor")) is not None:
             weights = self.backends["actor"].weights if "actor" in self.backends else None
+            everywhere = backend.traits.everywhere
             if setup.adapter_rank:
-                weights = partial(adapter_buckets, actor)
-            self.weights = LocalWeights(actor, weights, rank=ranks.rank * ranks.parts + ranks.part, size=ranks.processes)
+                weights, everywhere = partial(adapter_buckets, actor), False
+            process = ranks.rank * ranks.parts + ranks.part
+            self.weights = LocalWeights(actor, weights, rank=process, size=ranks.processes, everywhere=everywhere)
 
     def run(self, function: str, arguments: Mapping[str, Any]) -> Any:
         """Does the work of ``WeightSource.run`` on one rank. On its own thread, it may wait for other ends of a sync."""

@@ -54,10 +54,10 @@ class RemoteEngine:
         self.name, self.life, self.version, self.pid = seat.name, info.life, info.version, info.pid
         self._lives, self._seat = lives, seat
 
-    async def run(self, function: str, **arguments: Any) -> Any:
-        """Runs ``"package.module:function"(loader, **arguments)`` in the engine's process. Raises ``EngineLost``."""
-        result, self.version = await self._ask(self._seat.actor.run, function, arguments)
-        return result
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        """Runs ``"package.module:function"(loader, **arguments)`` in the engine's processes. Raises ``EngineLost``."""
+        results, self.version = await self._ask(self._seat.actor.run, function, arguments)
+        return results
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """Returns one completion from exactly this engine. Raises the engine's errors, and ``EngineLost``."""

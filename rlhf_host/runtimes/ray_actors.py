@@ -284,11 +284,11 @@ class EngineActor:
                 task.cancel()
 
     @_plainly
-    async def run(self, life: str, function: str, arguments: Mapping[str, Any]) -> tuple[Any, int]:
+    async def run(self, life: str, function: str, arguments: Mapping[str, Any]) -> tuple[list[Any], int]:
         """Calls the engine's own ``run``; returns also the version that the engine has after it. Raises ``LifeOver``."""
         self._check(life)
-        result = await self.engine.run(function, **arguments)
-        return result, self.engine.version
+        results = await self.engine.run(function, **arguments)
+        return results, self.engine.version
 
     def _check(self, life: str) -> None:
         if life != self.life:

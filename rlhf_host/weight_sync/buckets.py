@@ -27,11 +27,12 @@ class BucketLayout:
     bytes: int
 
     @classmethod
-    def of(cls, bucket: Bucket, dtype: torch.dtype | None = None) -> BucketLayout:
-        """Returns the layout; floating-point tensors have the type ``dtype`` if it is given."""
+    def of(cls, bucket: Bucket, wire: Wire | None = None) -> BucketLayout:
+        """Returns the layout; tensors have the types of ``wire``, by default their own."""
+        wire = wire or Wire()
         entries, offset = [], 0
         for name, tensor in bucket:
-            kind = _cast(tensor.dtype, dtype)
+            kind = wire.type_of(name, tensor.dtype)
             size = tensor.numel() * kind.itemsize
             entries.append((name, dtype_name(kind), tuple(tensor.shape), offset, size))
             offset += -(-size // ALIGNMENT) * ALIGNMENT
@@ -68,31 +69,55 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def cast(bucket: Bucket, dtype: torch.dtype | None) -> Bucket:
-    return [(name, tensor.to(_cast(tensor.dtype, dtype))) for name, tensor in bucket]
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Types in which weights are sent. Numbers that are not floating-point keep theirs."""
 
+    asked: torch.dtype | None = None
+    """The type of all of them, if the run asks for one."""
+    kept: torch.dtype | None = None
+    """The type in which all engines keep them: more bits than that need not be sent."""
+    others: tuple[str, ...] = ()
+    """Beginnings of names that engines may keep in another type."""
 
-def _cast(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    return wanted if wanted is not None and own.is_floating_point else own
+    def type_of(self, name: str, own: torch.dtype) -> torch.dtype:
+        """Returns the type of a weight, which is ``own`` at the trainer. ``name`` is the engine's."""
+        if not own.is_floating_point:
+            return own
+        if self.asked is not None or self.kept is None or name.startswith(self.others):
+            return self.asked or own
+        return self.kept if self.kept.itemsize < own.itemsize else own
+
+    def to_plain(self) -> dict[str, Any]:
+        names = [None if dtype is None else dtype_name(dtype) for dtype in (self.asked, self.kept)]
+        return {"asked": names[0], "kept": names[1], "others": list(self.others)}
+
+    @classmethod
+    def from_plain(cls, value: Mapping[str, Any]) -> Wire:
+        asked, kept = (None if value[key] is None else dtype_of(value[key]) for key in ("asked", "kept"))
+        return cls(asked, kept, tuple(value["others"]))
 
 
 @contextmanager
-def gathered(weights: Weights, bucket_bytes: int, dtype: torch.dtype | None = None) -> Iterator[Buckets]:
-    """Gives the weights' buckets to the block, and always goes through all of them, even after an error there: gathering is
-    collective, and other ranks go on.
+def gathered(
+    weights: Weights, bucket_bytes: int, wire: Wire, rename: Mapping[str, str], *, everywhere: bool = False
+) -> Iterator[Buckets]:
+    """Gives the weights' buckets to the block, under the engines' names, and always goes through all of them, even after an error
+    there: gathering is collective, and other ranks go on.
 
     Args:
-        dtype: as in ``Layout.of``: the type in which they are sent, so that ``take_sent`` counts correctly.
+        wire: the types in which they are sent, so that ``take_sent`` counts correctly.
+        everywhere: as in ``Weights.buckets``.
     """
     started, sent = time.perf_counter(), 0
 
     def counted() -> Iterator[Bucket]:
         nonlocal sent
-        for bucket in buckets:
-            sent += sum(tensor.numel() * _cast(tensor.dtype, dtype).itemsize for _, tensor in bucket)
+        for bucket in renamed(buckets, rename):
+            sent += sum(tensor.numel() * wire.type_of(name, tensor.dtype).itemsize for name, tensor in bucket)
             yield bucket
 
-    buckets = weights.buckets(bucket_bytes)
+    buckets = weights.buckets(bucket_bytes, everywhere=True) if everywhere else weights.buckets(bucket_bytes)
     try:
         yield counted()
     finally:

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart
-from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions
+from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions, ask
 
 SHARDS = "rlhf_host.weight_sync.weight_files"
 
@@ -48,6 +48,6 @@ class Checkpoint(RemoteSync):
                 f"{SHARDS}:write", directory=directory, version=version, keep=self.options.keep, **self.options.wire()
             )
             await self.together(f"writing version {version}", {TRAINER: writing})
-        jobs = {target.name: target.engine.run(f"{SHARDS}:read", directory=directory, version=version) for target in targets}
+        jobs = {target.name: ask(target, f"{SHARDS}:read", directory=directory, version=version) for target in targets}
         await self.together(f"version {version}", jobs)
         self._written = version

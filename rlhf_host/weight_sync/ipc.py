@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rlhf_host.errors import UserError
-from rlhf_host.weight_sync.collective_sync import ConnectedSync
-from rlhf_host.weight_sync.remote_sync import SyncOptions
+from rlhf_host.weight_sync.collective_sync import ConnectedOptions, ConnectedSync
+from rlhf_host.weight_sync.transfer_plan import Place, Route, plan_transfers
 
 
 class IPC(ConnectedSync):
-    """Shares memory between trainer and engines on one machine. The trainer packs it and engines map it: no bytes cross a
-    socket."""
+    """Shares memory between trainer and engines on one machine. Every rank packs weights for the engines on its own GPU, which map
+    them; engines on other GPUs get them by NCCL, and what neither can do goes through main memory. No bytes cross a socket."""
 
     name = "ipc"
-    module = "rlhf_host.weight_sync.shared_memory"
 
-    class Options(SyncOptions):
+    class Options(ConnectedOptions):
         pass
 
-    def choose(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        trainer, *engines = ends
-        for target, engine in zip(self._members, engines, strict=True):
-            if engine["machine"] != trainer["machine"]:
+    def plan(self, trainer: Sequence[Place], engines: Sequence[Place], names: Sequence[str]) -> Sequence[Route]:
+        routes = plan_transfers(trainer, engines, "host")
+        for number in (number for route in routes if route.kind != "ipc" for number in route.receivers):
+            if engines[number].machine != trainer[0].machine:
                 raise UserError(
-                    f"engine {target.name} is not on the trainer's machine, and ipc shares memory: use --sync broadcast"
+                    f"engine {names[number]} is not on the trainer's machine, and ipc shares memory: use --sync broadcast"
                 )
-        cuda = all(end["device"] == "cuda" for end in ends)
-        return {"cuda": cuda, "receivers": sum(engine["size"] for engine in engines)}
+        return routes

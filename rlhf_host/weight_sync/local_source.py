@@ -16,22 +16,35 @@ from rlhf_host.protocols import Buckets
 
 
 class LocalWeights:
-    """One rank's weights; ``weights`` is the backend's function, default: those of a plain module."""
+    """One rank's weights.
 
-    def __init__(self, model: nn.Module, weights: Callable[[int], Buckets] | None = None, *, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+    Args:
+        weights: the backend's function; by default the weights are those of a plain module.
+        everywhere: ``weights`` also takes ``everywhere``, as ``Backend.weights`` may.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Callable[..., Buckets] | None = None,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        everywhere: bool = False,
+    ):
+        self.rank, self.size, self.everywhere = rank, size, everywhere or weights is None
         self.device = next(model.parameters()).device
         self.state: dict[str, Any] = {}
-        self._weights = weights or (lambda bucket_bytes: in_buckets(named_weights(model), bucket_bytes))
+        self._weights = weights or (lambda bucket_bytes, **_: in_buckets(named_weights(model), bucket_bytes))
 
-    def buckets(self, bucket_bytes: int) -> Buckets:
-        return self._weights(bucket_bytes)
+    def buckets(self, bucket_bytes: int, everywhere: bool = False) -> Buckets:
+        return self._weights(bucket_bytes, everywhere=True) if everywhere else self._weights(bucket_bytes)
 
 
 class LocalSource:
     """A trainer in this process."""
 
-    def __init__(self, model: nn.Module, weights: Callable[[int], Buckets] | None = None):
+    def __init__(self, model: nn.Module, weights: Callable[..., Buckets] | None = None):
         self._weights = LocalWeights(model, weights)
         self._threads = Threads(4)
 

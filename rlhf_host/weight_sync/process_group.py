@@ -1,144 +1,195 @@
-"""Both ends of ``broadcast``: a process group for the syncs, beside the trainer's own groups."""
+"""Routes through a process group of one trainer rank and engine processes, beside the trainer's own groups."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from rlhf_host.errors import RunError
-from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, BucketLayout, dtype_of, gathered, renamed
+from rlhf_host.protocols import Bucket
+from rlhf_host.weight_sync.buckets import BucketLayout
 from rlhf_host.weight_sync.remote_sync import OtherEndGone
-from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure, outward_address
+from rlhf_host.weight_sync.rendezvous import Board
+
+SLOTS = 2
+"""Number of buffers: one bucket is packed, or loaded, while the other is on its way."""
+ABORT_S = 5.0
+"""Seconds that the end of a group may take; after that it goes on by itself."""
+LOOK_S = 0.05
+"""Seconds between looks for a failure of another end, which a group does not notice by itself if that end hangs."""
 
 
-class SyncGroup(Link):
-    """One process's membership in the group; rank 0 sends. Its names, shapes and dtypes are known to all after the first sync."""
+class SyncGroup:
+    """One process's membership in a group; number 0 sends. Names, shapes and dtypes are known to all after the first sync."""
 
-    def __init__(
-        self, store: TCPStore, rank: int, size: int, address: str, backend: str, device: torch.device, timeout_s: float
-    ):
-        super().__init__(Board(store, timeout_s))
-        self.rank, self.backend = rank, backend
+    def __init__(self, board: Board, number: int, size: int, address: str, backend: str, device: torch.device):
+        self.board = board
         self.device = device if backend == "nccl" else torch.device("cpu")
         self.layouts: list[BucketLayout] = []
         self.complete = False
-        self._buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self._buffers: dict[int, Tensor] = {}
+        self._under_way: dict[int, Any] = {}
+        """Slot → the broadcast that uses its buffer."""
         # Made directly, because the default group may be another library's, and belongs to the trainer's ranks alone.
-        self._group = _process_group(PrefixStore("group", store), rank, size, address, backend, device, timeout_s)
+        self._group: Any = _process_group(board, number, size, address, backend, device)
 
     def leave(self) -> None:
-        """Leaves the group. Otherwise processes that wait in a broadcast would wait until the deadline."""
-        del self._group
-        gc.collect()
+        """Breaks the group off. Otherwise processes that wait in a broadcast, here or elsewhere, would wait until the deadline.
 
-    def on_device(self) -> Any:
-        """Selects the GPU. NCCL uses the thread's current GPU, and threads begin on the first."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        A communicator that hangs would also hang in its destructor: only ``abort`` ends it, and in a thread, so that this
+        process goes on whatever happens to it.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            thread = threading.Thread(target=group.abort, name="rlhf-abort", daemon=True)
+            thread.start()
+            thread.join(ABORT_S)
 
-    def buffer(self, layout: BucketLayout) -> Tensor:
-        if self._buffer.numel() < layout.bytes:
-            self._buffer = torch.empty(layout.bytes, dtype=torch.uint8, device=self.device)
-        return self._buffer[: layout.bytes]
+    def buffer(self, slot: int, layout: BucketLayout) -> Tensor:
+        if slot not in self._buffers or self._buffers[slot].numel() < layout.bytes:
+            self._buffers[slot] = torch.empty(layout.bytes, dtype=torch.uint8, device=self.device)
+        return self._buffers[slot][: layout.bytes]
 
-    def broadcast(self, buffer: Tensor) -> None:
+    def begin(self, slot: int, buffer: Tensor) -> None:
+        """Starts the broadcast of a slot's buffer."""
         options = BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         try:
-            self._group.broadcast([buffer], options).wait()
+            self._under_way[slot] = self._group.broadcast([buffer], options)
         except RuntimeError as error:
-            raise OtherEndGone(str(error).split(". ")[0]) from error
+            raise OtherEndGone(_first_sentence(error)) from error
+
+    def finish(self, slot: int) -> None:
+        """Waits until a slot's broadcast is done, if there is one.
+
+        Raises:
+            OtherEndGone: another end is gone, or says that it failed.
+        """
+        work = self._under_way.get(slot)
+        if work is None:
+            return
+        pause, look = 2e-5, time.monotonic() + LOOK_S
+        deadline = time.monotonic() + self.board.timeout_s
+        try:
+            # Polled: with NCCL ``wait`` returns at once, and the error comes somewhere else; with both it ends only by itself.
+            while not work.is_completed():
+                if time.monotonic() > look:
+                    self.board.raise_failure()
+                    look = time.monotonic() + LOOK_S
+                if time.monotonic() > deadline:
+                    raise RunError(f"a bucket was not through after {self.board.timeout_s:g} s")
+                time.sleep(pause)
+                pause = min(2 * pause, 2e-3)
+            work.wait()
+        except RuntimeError as error:
+            raise OtherEndGone(_first_sentence(error)) from error
+        del self._under_way[slot]
 
 
-def _process_group(
-    store: PrefixStore, rank: int, size: int, address: str, backend: str, device: torch.device, timeout_s: float
-) -> Any:
+class GroupSender(SyncGroup):
+    """The trainer's side. While a bucket is sent, the next is gathered and packed."""
+
+    _count = 0
+
+    def put(self, number: int, layout: BucketLayout, bucket: Bucket) -> None:
+        count, slot = self._count, self._count % SLOTS
+        if not self.complete:
+            self.layouts.append(layout)
+            self.board.put(f"layout/{count}", layout.to_plain())
+        elif count >= len(self.layouts) or layout != self.layouts[count]:
+            raise RunError("names, shapes or dtypes of the weights are not those of the first sync")
+        self.finish(slot)
+        buffer = self.buffer(slot, layout)
+        layout.pack(bucket, buffer)
+        self.begin(slot, buffer)
+        self._count += 1
+
+    def end(self, number: int) -> None:
+        count, self._count = self._count, 0
+        for slot in range(SLOTS):
+            self.finish(slot)
+        if not self.complete:
+            self.board.put("layouts", count)
+            self.complete = True
+        elif count != len(self.layouts):
+            raise RunError("fewer weights than at the first sync")
+
+
+class GroupReceiver(SyncGroup):
+    """An engine process's side. While a bucket is loaded, the next is received, once its layout is known."""
+
+    def arriving(self, number: int) -> Iterator[Bucket]:
+        count = 0
+        while self._await_layout(count):
+            self._expect(count)
+            if self.complete and count + 1 < len(self.layouts):
+                self._expect(count + 1)
+            self.finish(count % SLOTS)
+            layout = self.layouts[count]
+            yield layout.views(self.buffer(count % SLOTS, layout))
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            count += 1
+
+    def _expect(self, count: int) -> None:
+        slot = count % SLOTS
+        if slot not in self._under_way:
+            self.begin(slot, self.buffer(slot, self.layouts[count]))
+
+    def _await_layout(self, count: int) -> bool:
+        """Returns False if there are no more than ``count`` buckets."""
+        if not self.complete:
+            key = self.board.wait(f"layout/{count}", "layouts")
+            if key == "layouts" and self.board.read(key) == count:
+                self.complete = True
+            else:
+                self.layouts.append(BucketLayout.from_plain(self.board.read(f"layout/{count}")))
+        return count < len(self.layouts)
+
+
+def _process_group(board: Board, number: int, size: int, address: str, backend: str, device: torch.device) -> Any:
+    store, timeout = PrefixStore("group", PrefixStore(board.prefix, board.store)), timedelta(seconds=board.timeout_s)
     if backend == "gloo":
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=timeout_s)
-        return ProcessGroupGloo(store, rank, size, options)
+        options._timeout = timeout
+        return ProcessGroupGloo(store, number, size, options)
     if device.type != "cuda":
         raise RunError("backend nccl needs trainer and engines on GPUs: set --sync.backend gloo")
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    with torch.cuda.device(device):
-        return ProcessGroupNCCL(store, rank, size, options)
+    options._timeout = timeout
+    with torch.cuda.device(device), _without_watchdog():
+        return ProcessGroupNCCL(store, number, size, options)
 
 
-def join_sender(weights: Weights, size: int, backend: str, timeout_s: float) -> None:
-    if weights.rank == 0:
-        store, host = weights.state[LINK]
-        weights.state[LINK] = SyncGroup(store, 0, size, host, backend, weights.device, timeout_s)
-
-
-def join_receiver(loader: Loader, host: str, port: int, first: int, size: int, backend: str, timeout_s: float) -> None:
-    store, rank, address = join_store(host, port, timeout_s), 1 + first + loader.rank, outward_address(host)
-    loader.state[LINK] = SyncGroup(store, rank, size, address, backend, loader.device, timeout_s)
-
-
-def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
-    """Broadcasts all weights once."""
-    kind = None if dtype is None else dtype_of(dtype)
-    with gathered(weights, bucket_bytes, kind) as buckets, leaving_on_failure(weights.state, "the trainer"):
-        if weights.rank == 0:
-            _send(weights.state[LINK], renamed(buckets, rename), kind)
-
-
-def _send(group: SyncGroup, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
-    count = 0
-    with group.on_device():
-        for bucket in buckets:
-            layout = BucketLayout.of(bucket, dtype)
-            if not group.complete:
-                group.layouts.append(layout)
-                group.board.put(f"layout/{count}", layout.to_plain())
-            elif count >= len(group.layouts) or layout != group.layouts[count]:
-                raise RunError("names, shapes or dtypes of the weights are not those of the first sync")
-            buffer = group.buffer(layout)
-            layout.pack(bucket, buffer)
-            group.broadcast(buffer)
-            count += 1
-        if not group.complete:
-            group.board.put("layouts", count)
-            group.complete = True
-        elif count != len(group.layouts):
-            raise RunError("fewer weights than at the first sync")
-        if group.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-def receive(loader: Loader, number: int, version: int) -> None:
-    """Loads the weights that are broadcast."""
-    group = loader.state.get(LINK)
-    if not isinstance(group, SyncGroup):
-        raise RunError("it is not in the group: it was restarted, and must be connected again")
-    with leaving_on_failure(loader.state, f"engine {loader.engine}"), group.on_device():
-        loader.load(_arriving(group), version)
-
-
-def _arriving(group: SyncGroup) -> Iterator[Bucket]:
-    count = 0
-    while True:
-        if not group.complete:
-            key = group.board.wait(f"layout/{count}", "layouts")
-            if key == "layouts" and group.board.read(key) == count:
-                group.complete = True
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """Makes NCCL groups of the block leave failures to ``SyncGroup.finish``: by default torch ends the process of a group that
+    fails. A group reads these variables when it is made.
+    """
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "0"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
             else:
-                group.layouts.append(BucketLayout.from_plain(group.board.read(f"layout/{count}")))
-        if group.complete and count == len(group.layouts):
-            return
-        layout = group.layouts[count]
-        buffer = group.buffer(layout)
-        group.broadcast(buffer)
-        yield layout.views(buffer)
-        count += 1
+                os.environ[name] = value
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    return str(error).split(". ")[0]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.errors import LostError, PluginError, RunError, UserError, a
 from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 
 TRAINER = "trainer"
@@ -104,10 +104,26 @@ class RemoteSync:
         return await together(f"weight sync {self.name}: {stage}", jobs, self.options.timeout_s)
 
 
+async def ask(target: SyncTarget, function: str, **arguments: Any) -> list[Any]:
+    """Calls ``target.engine.run``; returns its results by rank.
+
+    Raises:
+        PluginError: it returned something else than a list.
+    """
+    results = await target.engine.run(function, **arguments)
+    if not isinstance(results, list) or not results:
+        raise PluginError(
+            f"engine {target.name}: run returned {a(type(results).__name__)}, not a list with one result for each process that"
+            " holds weights; an engine of one process returns [result] (docs/from-0.9.md)"
+        )
+    return results
+
+
 async def together(stage: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: float) -> dict[str, Any]:
     """Awaits all jobs, which are named by their workers.
 
     Raises:
+        PluginError: an engine does not do what its protocol says.
         RunError: ``stage`` failed; names who failed and how, or who was not done after ``timeout_s``.
     """
     tasks = {name: asyncio.ensure_future(job) for name, job in jobs.items()}
@@ -116,6 +132,9 @@ async def together(stage: str, jobs: Mapping[str, Awaitable[Any]], timeout_s: fl
         if _failures(tasks):
             await asyncio.wait(tasks.values(), timeout=GRACE_S)
             failed = _failures(tasks)
+            for error in failed.values():
+                if isinstance(error, PluginError):
+                    raise error
             shown = [name for name, error in failed.items() if not isinstance(error, OtherEndGone)] or list(failed)
             reasons = "; ".join(f"{_who(name)}: {_text(failed[name])}" for name in shown)
             # A process that is gone is why the others failed.

@@ -20,14 +20,16 @@ from rlhf_host.weight_sync.remote_sync import OtherEndGone
 
 
 def describe(end: Any) -> dict[str, Any]:
-    """Returns machine, device and, with CUDA, the GPU. Runs at either end (``Weights`` or ``Loader``)."""
+    """Returns the arguments of ``Place``, and ``kept`` of an engine's loader. Runs at either end (``Weights`` or ``Loader``)."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
     gpu = str(torch.cuda.get_device_properties(end.device).uuid) if end.device.type == "cuda" else None
-    return {"machine": machine, "device": end.device.type, "gpu": gpu, "size": end.size}
+    place = {"machine": machine, "device": end.device.type, "gpu": gpu, "sends": getattr(end, "everywhere", False)}
+    return {"place": place, "kept": getattr(end, "kept", None)}
 
 
 STOP_S = 3.0
+FAILED = "failed"
 LINK = "weight_sync"
 """Key in ``state`` under which both ends keep their connection; one at a time."""
 
@@ -47,7 +49,10 @@ def listen(weights: Any, address: str | None, timeout_s: float) -> tuple[str, in
 
 def leave(end: Any) -> None:
     """Ends the connection of either end, and frees its resources."""
-    end.state.pop(LINK, None)
+    link = end.state.pop(LINK, None)
+    if isinstance(link, Link):
+        link.leave()
+    del link
     gc.collect()
 
 
@@ -90,19 +95,23 @@ class Board:
     is awaited.
     """
 
-    def __init__(self, store: TCPStore, timeout_s: float):
-        self.store, self.timeout_s = store, timeout_s
+    def __init__(self, store: TCPStore, timeout_s: float, prefix: str = ""):
+        self.store, self.timeout_s, self.prefix = store, timeout_s, prefix
+
+    def part(self, name: str) -> Board:
+        """Returns a board for messages under names of their own; failures are common to all parts."""
+        return Board(self.store, self.timeout_s, f"{name}/")
 
     def put(self, key: str, value: Any) -> None:
-        self.store.set(key, json.dumps(value))
+        self.store.set(self.prefix + key, json.dumps(value))
 
     def read(self, key: str) -> Any:
-        return json.loads(self.store.get(key))
+        return json.loads(self.store.get(self.prefix + key))
 
     def fail(self, who: str, error: BaseException) -> None:
         """Reports a failure to those who wait, if anybody can still read it."""
         with contextlib.suppress(RuntimeError):
-            self.put("failed", f"{who}: {error}")
+            self.store.set(FAILED, f"{who}: {error}")
 
     def wait(self, *keys: str) -> str:
         """Waits for the first of ``keys`` that exists, and returns it.
@@ -115,7 +124,7 @@ class Board:
         deadline, pause = time.monotonic() + self.timeout_s, 5e-5
         while True:
             for key in keys:
-                if self.store.check([key]):
+                if self._has(self.prefix + key):
                     return key
             self.raise_failure()
             if time.monotonic() > deadline:
@@ -125,12 +134,18 @@ class Board:
 
     def raise_failure(self) -> None:
         """Raises ``OtherEndGone`` if another end failed."""
-        if self.store.check(["failed"]):
-            raise OtherEndGone(f"stopped, because another did ({self.read('failed')})")
+        if self._has(FAILED):
+            raise OtherEndGone(f"stopped, because another did ({self.store.get(FAILED).decode()})")
 
     def forget(self, *keys: str) -> None:
         for key in keys:
-            self.store.delete_key(key)
+            self.store.delete_key(self.prefix + key)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self.store.check([key]))
+        except RuntimeError as error:
+            raise OtherEndGone("stopped, because the trainer's rank 0 did") from error
 
 
 class Link:

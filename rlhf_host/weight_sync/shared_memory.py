@@ -1,4 +1,4 @@
-"""Both ends of ``ipc``: buckets laid out in memory that the engines map."""
+"""Routes through memory: the trainer lays buckets out in memory that the engines map."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, BucketLayout, dtype_of, gathered, renamed
-from rlhf_host.weight_sync.rendezvous import LINK, Board, Link, join_store, leaving_on_failure
+from rlhf_host.protocols import Bucket
+from rlhf_host.weight_sync.buckets import BucketLayout
+from rlhf_host.weight_sync.rendezvous import Board
 
 SLOTS = 2
 """Number of buffers: the trainer packs one bucket while the engines load the other."""
@@ -79,104 +79,79 @@ class DeviceMemory:
         raise RunError(f"the trainer's GPU {ticket['gpu']} is not visible here: use --sync broadcast")
 
 
-class Sender(Link):
-    """The trainer's side: a board that tells where data is, and the memory."""
+class SharedSender:
+    """The trainer's side: memory of ``device``, and a board that tells where data is."""
 
-    def __init__(self, board: Board, cuda: bool, receivers: int, device: torch.device):
-        super().__init__(board)
-        self.cuda, self.receivers, self.device = cuda, receivers, device
+    def __init__(self, board: Board, receivers: int, device: torch.device):
+        self.board, self.receivers, self.device = board, receivers, device
         self._memory: dict[int, HostMemory | DeviceMemory] = {}
+        self._count = 0
 
-    def memory(self, slot: int, size: int) -> HostMemory | DeviceMemory:
+    def put(self, number: int, layout: BucketLayout, bucket: Bucket) -> None:
+        if self._count >= SLOTS:
+            self._await_readers(number, self._count - SLOTS)
+        memory = self._room(self._count % SLOTS, layout.bytes)
+        layout.pack(bucket, memory.tensor)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.board.put(f"bucket/{number}/{self._count}", {"tickets": memory.tickets, "layout": layout.to_plain()})
+        self._count += 1
+
+    def end(self, number: int) -> None:
+        count, self._count = self._count, 0
+        self.board.put(f"end/{number}", count)
+        for index in range(max(0, count - SLOTS), count):
+            self._await_readers(number, index)
+
+    def leave(self) -> None:
+        self._memory.clear()
+
+    def _room(self, slot: int, size: int) -> HostMemory | DeviceMemory:
         """Returns memory of at least ``size`` bytes. The old memory stays mapped wherever it is in use."""
         memory = self._memory.get(slot)
         if memory is None or memory.tensor.numel() < size:
-            memory = DeviceMemory(size, self.receivers, self.device) if self.cuda else HostMemory(max(1, size), self.receivers)
+            on_gpu = self.device.type == "cuda"
+            memory = DeviceMemory(size, self.receivers, self.device) if on_gpu else HostMemory(max(1, size), self.receivers)
             self._memory[slot] = memory
         return memory
 
+    def _await_readers(self, number: int, index: int) -> None:
+        read = [f"read/{number}/{index}/{place}" for place in range(self.receivers)]
+        for key in read:
+            self.board.wait(key)
+        self.board.forget(f"bucket/{number}/{index}", *read)
 
-class Receiver(Link):
-    """An engine process's side."""
 
-    def __init__(self, board: Board, cuda: bool, rank: int, device: torch.device):
-        super().__init__(board)
-        self.cuda, self.rank, self.device = cuda, rank, device
+class SharedReceiver:
+    """An engine process's side. ``place`` is its number among the receivers."""
+
+    def __init__(self, board: Board, place: int, device: torch.device):
+        self.board, self.place, self.device = board, place, device
         self._mapped: dict[int, tuple[Any, Tensor]] = {}
 
-    def memory(self, slot: int, ticket: Any) -> Tensor:
+    def arriving(self, number: int) -> Iterator[Bucket]:
+        board, count = self.board, 0
+        while True:
+            key = board.wait(f"bucket/{number}/{count}", f"end/{number}")
+            if key.startswith("end") and board.read(key) == count:
+                return
+            bucket = board.read(f"bucket/{number}/{count}")
+            memory = self._map(count % SLOTS, bucket["tickets"][self.place])
+            yield BucketLayout.from_plain(bucket["layout"]).views(memory)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            board.put(f"read/{number}/{count}/{self.place}", True)
+            count += 1
+
+    def leave(self) -> None:
+        self._mapped.clear()
+
+    def _map(self, slot: int, ticket: Any) -> Tensor:
         known = self._mapped.get(slot)
         if known is None or known[0] != ticket:
             try:
-                self._mapped[slot] = known = (ticket, (DeviceMemory if self.cuda else HostMemory).open(ticket))
+                self._mapped[slot] = known = (ticket, (DeviceMemory if "gpu" in ticket else HostMemory).open(ticket))
             except RunError:
                 self.board.raise_failure()  # a trainer that has stopped has given its memory back
                 raise
         return known[1]
-
-
-def join_sender(weights: Weights, cuda: bool, receivers: int, timeout_s: float) -> None:
-    if weights.rank == 0:
-        store, _ = weights.state[LINK]
-        weights.state[LINK] = Sender(Board(store, timeout_s), cuda, receivers, weights.device)
-
-
-def join_receiver(loader: Loader, host: str, port: int, first: int, cuda: bool, receivers: int, timeout_s: float) -> None:
-    board = Board(join_store(host, port, timeout_s), timeout_s)
-    loader.state[LINK] = Receiver(board, cuda, first + loader.rank, loader.device)
-
-
-def send(weights: Weights, number: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]) -> None:
-    """Lays out all weights once."""
-    kind = None if dtype is None else dtype_of(dtype)
-    with gathered(weights, bucket_bytes, kind) as buckets, leaving_on_failure(weights.state, "the trainer"):
-        if weights.rank == 0:
-            _send(weights.state[LINK], number, renamed(buckets, rename), kind)
-
-
-def _send(sender: Sender, number: int, buckets: Iterator[Bucket], dtype: torch.dtype | None) -> None:
-    board, count = sender.board, 0
-    for bucket in buckets:
-        layout = BucketLayout.of(bucket, dtype)
-        if count >= SLOTS:
-            _await_readers(sender, number, count - SLOTS)
-        memory = sender.memory(count % SLOTS, layout.bytes)
-        layout.pack(bucket, memory.tensor)
-        if sender.cuda:
-            torch.cuda.synchronize(sender.device)
-        board.put(f"bucket/{number}/{count}", {"tickets": memory.tickets, "layout": layout.to_plain()})
-        count += 1
-    board.put(f"end/{number}", count)
-    for index in range(max(0, count - SLOTS), count):
-        _await_readers(sender, number, index)
-
-
-def _await_readers(sender: Sender, number: int, index: int) -> None:
-    read = [f"read/{number}/{index}/{rank}" for rank in range(sender.receivers)]
-    for key in read:
-        sender.board.wait(key)
-    sender.board.forget(f"bucket/{number}/{index}", *read)
-
-
-def receive(loader: Loader, number: int, version: int) -> None:
-    """Loads the weights that are laid out."""
-    receiver = loader.state.get(LINK)
-    if not isinstance(receiver, Receiver):
-        raise RunError("it is not connected: it was restarted, and must be connected again")
-    with leaving_on_failure(loader.state, f"engine {loader.engine}"):
-        loader.load(_arriving(receiver, number), version)
-
-
-def _arriving(receiver: Receiver, number: int) -> Iterator[Bucket]:
-    board, count = receiver.board, 0
-    while True:
-        key = board.wait(f"bucket/{number}/{count}", f"end/{number}")
-        if key.startswith("end") and board.read(key) == count:
-            return
-        bucket = board.read(f"bucket/{number}/{count}")
-        memory = receiver.memory(count % SLOTS, bucket["tickets"][receiver.rank])
-        yield BucketLayout.from_plain(bucket["layout"]).views(memory)
-        if receiver.cuda:
-            torch.cuda.synchronize(receiver.device)
-        board.put(f"read/{number}/{count}/{receiver.rank}", True)
-        count += 1

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from rlhf_host.directories import flush, remove_directory
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Loader, Weights
-from rlhf_host.weight_sync.buckets import Bucket, cast, dtype_of, gathered, renamed
+from rlhf_host.weight_sync.buckets import Bucket, Wire, dtype_of, gathered
 
 INDEX = "model.safetensors.index.json"
 _VERSION = re.compile(r"version-(\d{6,})")
@@ -35,15 +34,15 @@ def write(
     weights: Weights, directory: str, version: int, keep: int, bucket_bytes: int, dtype: str | None, rename: Mapping[str, str]
 ) -> None:
     """Writes all weights, one shard per bucket."""
-    kind = None if dtype is None else dtype_of(dtype)
-    with gathered(weights, bucket_bytes, kind) as buckets:
+    wire = Wire(None if dtype is None else dtype_of(dtype))
+    with gathered(weights, bucket_bytes, wire, rename) as buckets:
         if weights.rank:
             return
         path = version_directory(directory, version)
         aside = path.with_name(f".{path.name}.partial")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        _write_shards(aside, renamed(buckets, rename), kind, version)
+        _write_shards(aside, buckets, wire, version)
         if path.exists():  # another run's
             remove_directory(path)
         aside.rename(path)
@@ -53,12 +52,12 @@ def write(
                 remove_directory(version_directory(directory, old))
 
 
-def _write_shards(directory: Path, buckets: Iterator[Bucket], dtype: torch.dtype | None, version: int) -> None:
+def _write_shards(directory: Path, buckets: Iterator[Bucket], wire: Wire, version: int) -> None:
     where: dict[str, str] = {}
     size = 0
     for number, bucket in enumerate(buckets):
         name = f"model-{number + 1:05d}.safetensors"
-        whole = _apart(cast(bucket, dtype))
+        whole = _apart([(name, tensor.to(wire.type_of(name, tensor.dtype))) for name, tensor in bucket])
         save_file(whole, directory / name, metadata={"format": "pt"})
         flush(directory / name)
         where.update(dict.fromkeys(whole, name))

@@ -97,8 +97,8 @@ class EngineProcess:
         self.version = -1
         self._calls = ThreadPoolExecutor(1)
 
-    async def run(self, function: str, **arguments: Any) -> Any:
-        return await asyncio.wrap_future(self._calls.submit(self._call, function, arguments))
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        return [await asyncio.wrap_future(self._calls.submit(self._call, function, arguments))]
 
     def set_version(self, version: int) -> None:
         self.version = version
@@ -168,6 +168,6 @@ def _change(model: nn.Module) -> None:
 async def _compare(engines: list[EngineProcess], model: nn.Module) -> None:
     expected = digest(model)
     for number, engine in enumerate(engines):
-        answer = await engine.run(DIGEST)
+        [answer] = await engine.run(DIGEST)
         if wrong := [name for name, value in expected.items() if answer[name] != value]:
             raise RuntimeError(f"engine e{number} has other weights than the trainer: {', '.join(wrong[:3])}")

@@ -232,8 +232,8 @@ def test_functions_run_beside_it_get_a_loader(rig, monkeypatch):
     module.bring = bring
     monkeypatch.setitem(sys.modules, "sync_of_a_plugin", module)
     rig.train(30)
-    assert asyncio.run(rig.engine.run("sync_of_a_plugin:bring", version=30)) == ["vllm", 0, 1, "cpu", 1]
-    assert asyncio.run(rig.engine.run("sync_of_a_plugin:bring", version=31)) == ["vllm", 0, 1, "cpu", 2]
+    assert asyncio.run(rig.engine.run("sync_of_a_plugin:bring", version=30)) == [["vllm", 0, 1, "cpu", 1]]
+    assert asyncio.run(rig.engine.run("sync_of_a_plugin:bring", version=31)) == [["vllm", 0, 1, "cpu", 2]]
     (made,) = rig.sample([[3, 4]], Sampling(8))
     assert made.versions == [31] * 8
     assert mismatch(rig.model, [[3, 4]], [made]) <= 1e-4

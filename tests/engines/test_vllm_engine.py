@@ -40,7 +40,7 @@ class Scripted(VLLMEngine):
 
     def __init__(self, **core):
         self.multiprocess, self._failure, self._closed, self._step_began, self.busy_s = True, None, False, None, 0.0
-        self._actions, self._running, self._condition = deque(), {}, threading.Condition()
+        self._asked, self._actions, self._running, self._condition = deque(), deque(), {}, threading.Condition()
         self._thread = None
         self._shared, self._scratch, self.version = set(), SimpleNamespace(close=lambda: None), 0
         self.llm = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None), **core)
@@ -90,7 +90,6 @@ def sleeping(done, *, adapter_rank=0, **extra):
     )
     engine.multiprocess, engine.asleep, engine._room, engine._can_sleep = False, False, False, True
     engine._adapter_rank, engine.options = adapter_rank, SimpleNamespace(kv_after_sync="recompute", extra=extra)
-    engine._weights = SimpleNamespace(load=lambda llm, buckets: done.append("load"))
     engine._submit = lambda action: settled(action)
     return engine
 
@@ -111,10 +110,10 @@ def test_on_gpus_it_sleeps_without_weights_and_wakes_for_them_first():
         await engine.sleep_empty()
         assert engine.version == -1
         with pytest.raises(RunError, match="asleep: wake"):
-            engine._load(iter(()), 7)
+            engine._load(lambda: done.append("load"), 7)
         await engine.wake_weights()
         await engine.wake_weights()
-        engine._load(iter(()), 7)
+        engine._load(lambda: done.append("load"), 7)
         with pytest.raises(RunError, match="asleep"):
             engine._check_ready()
         await engine.wake()

@@ -84,7 +84,7 @@ class EngineProcess:
         self.version = -1
         await self._ask("build", directory=str(directory))
 
-    async def run(self, function: str, **arguments: Any) -> Any:
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
         return await self._ask("run", function=function, **arguments)
 
     async def generate(self, token_ids: Any, sampling: Any, key: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf_host.errors import RunError
-from rlhf_host.weight_sync.buckets import BucketLayout, renamed
+from rlhf_host.weight_sync.buckets import BucketLayout, Wire, renamed
 
 BUCKET = [
     ("matrix", torch.arange(15.0).view(3, 5).t()),
@@ -37,7 +37,7 @@ def test_tensors_do_not_overlap_and_are_aligned():
 
 
 def test_only_floating_point_is_cast():
-    layout = BucketLayout.of(BUCKET, torch.float16)
+    layout = BucketLayout.of(BUCKET, Wire(torch.float16))
     buffer = torch.zeros(layout.bytes, dtype=torch.uint8)
     layout.pack(BUCKET, buffer)
     found = dict(layout.views(buffer))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import PluginError, RunError, UserError
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.weight_sync import remote_sync
 from rlhf_host.weight_sync.broadcast import Broadcast
@@ -15,6 +15,7 @@ from rlhf_host.weight_sync.in_process import InProcess
 from rlhf_host.weight_sync.ipc import IPC
 from rlhf_host.weight_sync.local_source import LocalSource
 from rlhf_host.weight_sync.remote_sync import OtherEndGone, together
+from rlhf_host.weight_sync.transfer_plan import Place, Route
 
 
 async def succeed():
@@ -58,7 +59,7 @@ class Stub:
         self.version = version
 
     async def run(self, function, **arguments):
-        return {"machine": self.machine, "device": "cpu", "gpu": None, "size": 1}
+        return [{"place": {"machine": self.machine, "device": "cpu"}, "kept": None}]
 
 
 def test_in_process_moves_nothing_but_the_version():
@@ -101,12 +102,31 @@ def test_ipc_refuses_an_engine_on_another_machine():
         asyncio.run(scenario())
 
 
-def test_nccl_is_for_gpus_that_are_each_anothers():
-    def found(*gpus):
-        return [{"machine": "m", "device": "cuda" if gpu else "cpu", "gpu": gpu, "size": 1} for gpu in gpus]
+def test_an_engine_that_returns_no_list_is_a_defect_of_its_plugin():
+    class Old(Stub):
+        async def run(self, function, **arguments):
+            return {"machine": "here"}
 
-    choose = Broadcast(Broadcast.Options()).choose
-    assert choose(found("a", "b", "c")) == {"backend": "nccl", "size": 3}
-    assert choose(found("a", "a"))["backend"] == "gloo"  # NCCL refuses two ranks on one GPU
-    assert choose(found("a", None))["backend"] == "gloo"
-    assert Broadcast(Broadcast.Options(backend="gloo")).choose(found("a", "b"))["backend"] == "gloo"
+    async def scenario():
+        plugin = IPC(IPC.Options())
+        await plugin.connect([SyncTarget("e0", Old())])
+        await plugin.send(LocalSource(torch.nn.Linear(2, 2)), 0)
+
+    with pytest.raises(PluginError, match=r"engine e0: run returned a dict, not a list .*returns \[result\]"):
+        asyncio.run(scenario())
+
+
+def test_a_backend_that_is_asked_for_carries_everything():
+    gpus = [Place("m", "cuda", name) for name in "ab"]
+    for backend in ("gloo", "nccl"):
+        plugin = Broadcast(Broadcast.Options(backend=backend))
+        assert plugin.plan(gpus[:1], gpus, ["e0", "e1"]) == [Route(backend, 0, (0, 1))]
+
+
+def test_a_detour_through_main_memory_is_said_once_with_its_reason(caplog):
+    plugin = Broadcast(Broadcast.Options())
+    places = [Place("m", "cuda", "a"), Place("m", "cpu")]
+    for _ in range(2):
+        plugin._say_detours(plugin.plan(places[:1], places[1:], ["e0"]), ["e0"], places)
+    said = "weight sync broadcast: weights reach engine e0 through main memory (gloo): the engine takes weights on cpu"
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [said]

@@ -48,9 +48,9 @@ class ModuleEngine(ScriptedEngine):
         self.model = model
         self._loader = ModuleLoader("engine", model, self._replace)
 
-    async def run(self, function: str, **arguments: Any) -> Any:
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
         """``"package.module:function"(loader, **arguments)`` in a thread."""
-        return await asyncio.to_thread(call_by_path, function, self._loader, arguments)
+        return [await asyncio.to_thread(call_by_path, function, self._loader, arguments)]
 
     def _refuse(self, token_ids: Sequence[int], key: SampleKey) -> list[int]:
         raise RunError("this engine only holds weights")

@@ -121,10 +121,10 @@ class OneByOne:
         if self.version != version:
             raise RunError(f"engine acme holds version {self.version}, not {version}")
 
-    async def run(self, function: str, **arguments: Any) -> Any:
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
         from rlhf_host.engines.loading import call_by_path
 
-        return await asyncio.to_thread(call_by_path, function, self._loader, arguments)
+        return [await asyncio.to_thread(call_by_path, function, self._loader, arguments)]
 
     def _load(self, buckets: Buckets, version: int) -> None:
         self._thread.submit(self._replace_weights, buckets, version).result()

@@ -176,9 +176,9 @@ class BoxedEngine:
         generation, self.busy_s = await self.box.await_("generate", list(token_ids), sampling, key)
         return generation
 
-    async def run(self, function: str, **arguments: Any) -> Any:
-        result, self.version = await self.box.await_("run_engine", function, arguments)
-        return result
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        results, self.version = await self.box.await_("run_engine", function, arguments)
+        return results
 
     def set_version(self, version: int) -> None:
         if self.version != version:
@@ -265,8 +265,8 @@ class Inside:
         return await asyncio.to_thread(self.roles.run, function, arguments)
 
     async def run_engine(self, function: str, arguments: Any) -> Any:
-        result = await self.engine.run(function, **arguments)
-        return result, self.engine.version
+        results = await self.engine.run(function, **arguments)
+        return results, self.engine.version
 
     async def expect(self, count: int) -> None:
         self.engine.expect(count)

@@ -64,7 +64,12 @@ class Rig(generators.Rig):
         """Bring the model's weights, as a sync does. ``failure``: ``break off`` midway, or ``leave out`` a weight."""
         with tempfile.TemporaryDirectory() as folder:
             torch.save(named_weights(self.model), file := Path(folder, "weights.pt"))
-            self.wait(self.engine.run(f"{__name__}:load", file=str(file), version=version, failure=failure), "run")
+            results = self.wait(self.engine.run(f"{__name__}:load", file=str(file), version=version, failure=failure), "run")
+        ranks = [list(result) for result in results] if isinstance(results, list) else results
+        expected = [[rank, len(ranks)] for rank in range(len(ranks))] if isinstance(ranks, list) else None
+        expect(
+            ranks == expected, f"run returned {results!r}: a list with the result of each process that holds weights, by rank"
+        )
 
     @torch.no_grad()
     def logprobs(self, ids: Sequence[int], completion: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
@@ -105,11 +110,12 @@ def _change(*models: Any) -> None:
             weight.data += 0.05 * torch.randn(weight.shape, generator=random)
 
 
-def load(loader: Loader, file: str, version: int, failure: str) -> None:
-    """Runs beside the engine's weights."""
+def load(loader: Loader, file: str, version: int, failure: str) -> tuple[int, int]:
+    """Runs beside the engine's weights. Returns the process's number among those that hold them, and theirs."""
     weights: list[tuple[str, torch.Tensor]] = torch.load(file, weights_only=True)
     buckets = in_buckets(weights[1:] if failure == "leave out" else weights, 16 * 1024)
     loader.load(_broken_off(buckets) if failure == "break off" else buckets, version)
+    return loader.rank, loader.size
 
 
 def _broken_off(buckets: Buckets) -> Iterator[Bucket]:

@@ -121,6 +121,49 @@ def engines_get_the_weights(subject: Subject) -> None:
                 expect(not wrong, f"at version {version} an engine holds old values of {', '.join(wrong)}")
 
 
+def _language_models() -> dict[str, nn.Module]:
+    """Tiny language models: a dense one with a tied head, and one with experts."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    experts = {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        return {
+            "a dense model with a tied head": LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)),
+            "a model with experts": Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts)),
+        }
+
+
+@check()
+def dense_models_and_experts_arrive_whole(subject: Subject) -> None:
+    """Every weight of a dense model with a tied head, and of one with experts, reaches the engine, bit by bit."""
+    for kind, model in _language_models().items():
+        for shared in _sorts(subject):
+            with _started(subject, shared=shared) as synced:
+                synced.model = model
+                try:
+                    synced.connect()
+                except (RunError, UserError):
+                    continue  # ``engines_get_the_weights`` says so
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(torch.randn_like(parameter))
+                synced.send(1)
+                for engine in synced.engines:
+                    copies = engine.model.state_dict()
+                    wrong = [name for name, value in model.state_dict().items() if not torch.equal(copies[name], value)]
+                    expect(not wrong, f"of {kind}, an engine holds old values of {', '.join(wrong[:3])} ({len(wrong)} in all)")
+
+
 @check()
 def the_trainer_is_left_alone(subject: Subject) -> None:
     """The trainer's module keeps its values, its gradients' switch and its mode, and shares no memory with an engine's copy."""
