@@ -134,7 +134,7 @@ def _language_models() -> dict[str, nn.Module]:
         "num_key_value_heads": 1,
         "head_dim": 8,
     }
-    experts = {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+    experts: dict[str, Any] = {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
     with torch.random.fork_rng():
         torch.manual_seed(6)
         return {
