@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+
+from rlhf_host.records.ragged_operations import by_rows, in_pieces
 
 _MIN_VARIANCE = 1e-8
 
 
+@by_rows
 def gae(
     rewards: Tensor, values: Tensor, action_mask: Tensor, gamma: float = 1.0, lam: float = 1.0, bootstrap: Tensor | None = None
 ) -> Tensor:
@@ -34,6 +39,7 @@ def gae(
     return _put_back(_discounted(delta, gamma * lam), action_mask, order)
 
 
+@by_rows
 def discounted_sum(values: Tensor, action_mask: Tensor, gamma: float = 1.0) -> Tensor:
     """Returns ``[B, T]`` float32: ``Σ_{s≥t} γ^{s−t}·x_s`` where ``s`` and ``t`` count action tokens; 0 outside ``action_mask``.
 
@@ -55,11 +61,21 @@ def whiten(advantages: Tensor, mask: Tensor, center_only: bool = False) -> Tenso
         center_only: subtract the mean and leave the scale.
     """
     count = mask.sum().clamp(min=1)
-    wide = torch.where(mask, advantages, 0.0).to(torch.float64)
-    centred = torch.where(mask, wide - wide.sum() / count, 0.0)
+    whole, put_back = in_pieces(advantages, mask)  # in 64 bits a long batch would take twice its memory
+
+    def centred(values: Tensor, counted: Tensor) -> Tensor:
+        return torch.where(counted, values.to(torch.float64) - mean, 0.0)
+
+    mean = _total(torch.where(counted, values, 0.0).to(torch.float64).sum() for values, counted in whole) / count
+    scale = torch.ones_like(mean)
     if not center_only:
-        centred = centred * (centred.square().sum() / count).clamp(min=_MIN_VARIANCE).rsqrt()
-    return centred.to(torch.float32)
+        variance = _total(centred(*piece).square().sum() for piece in whole) / count
+        scale = variance.clamp(min=_MIN_VARIANCE).rsqrt()
+    return put_back([(centred(*piece) * scale).to(torch.float32) for piece in whole])
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlhf_host.records.ragged_operations import by_rows
 from rlhf_host.records.tensors import Experience
 
 
@@ -25,6 +26,7 @@ def on_actions(values: Tensor, action_mask: Tensor) -> Tensor:
     return torch.where(action_mask, values.to(torch.float32).unsqueeze(-1), 0.0)
 
 
+@by_rows
 def suffix_sum(values: Tensor, action_mask: Tensor) -> Tensor:
     """Returns ``[B, T]``: ``Σ_{s≥t}`` of ``values`` over action tokens, 0 outside ``action_mask``."""
     sums = torch.where(action_mask, values, 0.0).to(torch.float64).flip(-1).cumsum(-1).flip(-1)
@@ -156,16 +158,18 @@ def turn_advantages(
     """
     turn_of_token = torch.where(action_mask, turn_ids, 0)
     turns = int(turn_of_token.max()) + 1 if turn_of_token.numel() else 1
-    empty = torch.zeros(len(turn_ids), turns, dtype=torch.float64, device=turn_ids.device)
-    present = empty.scatter_add(1, turn_of_token, action_mask.double()) > 0
-    per_turn = empty.scatter_add(1, turn_of_token, torch.where(action_mask, token_rewards, 0.0).double())
+    starts = torch.arange(len(turn_ids), device=turn_ids.device) * turns
+    place = (turn_of_token + starts.unsqueeze(-1))[action_mask]  # of each action token's turn among all rows' turns
+    empty = torch.zeros(len(turn_ids) * turns, dtype=torch.float64, device=turn_ids.device)
+    present = empty.index_add(0, place, torch.ones_like(place, dtype=torch.float64)).view(-1, turns) > 0
+    per_turn = empty.index_add(0, place, token_rewards[action_mask].double()).view(-1, turns)
     to_go = per_turn.flip(-1).cumsum(-1).flip(-1)
     row, turn = present.nonzero(as_tuple=True)
     group_of_row = torch.unique(group_id, return_inverse=True)[1]
     of_episode = row if episode_id is None else episode_id[row]
     credit = group_normalize(to_go[row, turn], group_of_row[row] * turns + turn, of_episode, std="none")
-    advantages = empty.index_put((row, turn), credit).gather(1, turn_of_token)
-    return torch.where(action_mask, advantages, 0.0).to(torch.float32)
+    of_turns = empty.view(-1, turns).index_put((row, turn), credit).view(-1)
+    return torch.zeros_like(action_mask, dtype=torch.float32).masked_scatter(action_mask, of_turns[place].to(torch.float32))
 
 
 def with_siblings(experience: Experience, least: int = 2) -> Tensor:

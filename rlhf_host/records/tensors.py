@@ -161,6 +161,8 @@ class Batch:
 
     def select(self, rows: Sequence[int], *, trim: bool = True) -> Self:
         """Returns the given rows, in that order; ``trim`` cuts ``T`` to the longest of them."""
+        from rlhf_host.records.ragged import RaggedTensor
+
         index = self.group_id.new_tensor(list(rows))
         count, width = len(self), self.completion_ids.shape[1]
         length = int(self.completion_mask.index_select(0, index).sum(-1).max()) if trim and len(index) else 0 if trim else width
@@ -168,8 +170,10 @@ class Batch:
         def cut(name: str, value: Any) -> Any:
             if not value.shape or value.shape[0] != count:
                 return value
-            value = value.index_select(0, index)
             timed = value.dim() > 1 and value.shape[1] == width and name != "plugin_rewards"
+            if isinstance(value, RaggedTensor):
+                return value.select_rows(rows, length)
+            value = value.index_select(0, index)
             return value[:, :length] if timed else value
 
         part = self.map(cut)

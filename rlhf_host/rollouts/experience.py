@@ -15,6 +15,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.functional import with_siblings
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Reward, Segment, Trajectory
+from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.scoring import AGENT
 
@@ -33,9 +34,9 @@ def make_experience(
     if any(AGENT in row.rewards for row in rows):
         weights = {**weights, AGENT: 1.0}
     completions = _Completions.of(rows)
-    spread = completions.spread
-    turn_ids = spread(completions.turns, -1)
-    action_mask = turn_ids >= 0
+    shape = completions.rows
+    turn_ids = RaggedTensor(completions.turns, shape, -1, torch.int64)
+    action_mask = RaggedTensor(completions.turns >= 0, shape)
     columns = _reward_columns(rows, weights)
     segments = [segment for row in rows for segment in row.completion]
     names = dict.fromkeys(name for row in rows for name in row.columns)
@@ -46,8 +47,8 @@ def make_experience(
     parents = [-1 if row.parent is None else places.get((row.episode_id, row.parent), -1) for row in rows]
     return Experience(
         prompt_ids=[row.prompt_ids for row in rows],
-        completion_ids=spread(completions.ids),
-        completion_mask=completions.mask,
+        completion_ids=RaggedTensor(completions.ids, shape, dtype=torch.int64),
+        completion_mask=shape.mask(),
         action_mask=action_mask,
         loss_mask=action_mask.clone(),
         turn_ids=turn_ids,
@@ -59,16 +60,16 @@ def make_experience(
         rewards=_tensor([row.reward for row in rows], np.float32),
         plugin_rewards=_tensor([values for _, values in columns.values()], np.float32).reshape(len(columns), len(rows)).T,
         scores=_tensor([math.nan if row.score is None else row.score for row in rows], np.float32),
-        token_rewards=_place_rewards(rows, weights, turn_ids, action_mask),
-        sampler_logprobs=spread(completions.logprobs),
-        versions=spread(completions.versions),
+        token_rewards=_place_rewards(rows, weights, completions),
+        sampler_logprobs=RaggedTensor(completions.logprobs, shape),
+        versions=RaggedTensor(completions.versions, shape, dtype=torch.int64),
         version=version,
         reward_names=tuple(columns),
         reward_weights=tuple(weight for weight, _ in columns.values()),
         parent=_tensor(parents, np.int64),
         branch=_tensor([row.branch for row in rows], np.int64),
         columns={name: _tensor([row.columns.get(name, math.nan) for row in rows], np.float32) for name in names},
-        token_columns={name: spread(_token_column(segments, name)) for name in token_names},
+        token_columns={name: RaggedTensor(_token_column(segments, name), shape) for name in token_names},
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -78,11 +79,11 @@ def make_experience(
 
 @dataclass(frozen=True, slots=True)
 class _Completions:
-    """The completion tokens of all rows, one after the other. There may be millions."""
+    """The completion tokens of all rows, one after the other. There may be hundreds of millions."""
 
-    mask: Tensor
-    """``[B, T]``: positions of the tokens in their rows."""
+    rows: Rows
     ids: Tensor
+    """``[N]`` int32, as versions and turns."""
     logprobs: Tensor
     versions: Tensor
     turns: Tensor
@@ -90,37 +91,25 @@ class _Completions:
 
     @classmethod
     def of(cls, rows: Sequence[Trajectory]) -> _Completions:
-        ids, logprobs, versions = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.int32)]
-        turns: list[int] = []
-        segment_lengths: list[int] = []
-        lengths: list[int] = []
-        for row in rows:
-            turn, length = 0, 0
-            for segment in row.completion:
-                acts, count = segment.kind == "action", len(segment.token_ids)
-                ids.append(np.asarray(segment.token_ids))
-                known = segment.logprobs if acts else np.zeros(count, np.float32)
-                logprobs.append(np.asarray(np.full(count, np.nan, np.float32) if known is None else known))
-                versions.append(np.asarray((segment.versions if acts else None) or np.zeros(count, np.int32)))
-                turns.append(turn if acts else -1)
-                segment_lengths.append(count)
-                turn += acts
-                length += count
-            lengths.append(length)
-        return cls(
-            mask=torch.arange(max(1, *lengths)) < _tensor(lengths, np.int64)[:, None],
-            ids=_tensor(np.concatenate(ids), np.int64),
-            logprobs=_tensor(np.concatenate(logprobs), np.float32),
-            versions=_tensor(np.concatenate(versions), np.int64),
-            turns=torch.repeat_interleave(_tensor(turns, np.int64), _tensor(segment_lengths, np.int64)),
-        )
-
-    def spread(self, values: Tensor, fill: int = 0) -> Tensor:
-        """Returns ``[B, T]``: the values at their tokens' positions, ``fill`` elsewhere."""
-        # Where nothing is written zeros take no memory.
-        shape = self.mask.shape
-        empty = torch.full(shape, fill, dtype=values.dtype) if fill else torch.zeros(shape, dtype=values.dtype)
-        return empty.masked_scatter_(self.mask, values)
+        counts = [[len(segment.token_ids) for segment in row.completion] for row in rows]
+        lengths = np.array([sum(own) for own in counts], np.int64)
+        total = int(lengths.sum())
+        ids, versions = np.zeros(total, np.int32), np.zeros(total, np.int32)
+        logprobs, turns = np.zeros(total, np.float32), np.full(total, -1, np.int32)
+        end = 0
+        for row, own in zip(rows, counts, strict=True):
+            turn = 0
+            for segment, count in zip(row.completion, own, strict=True):
+                place = slice(end, end := end + count)
+                ids[place] = segment.token_ids
+                if segment.kind != "action":
+                    continue
+                logprobs[place] = np.nan if segment.logprobs is None else segment.logprobs
+                versions[place] = segment.versions or 0
+                turns[place] = turn
+                turn += 1
+        of_rows = Rows(lengths, max(1, *lengths.tolist()) if len(rows) else 1)
+        return cls(of_rows, *map(torch.from_numpy, (ids, logprobs, versions, turns)))
 
 
 def _tensor(values: Sequence[Any] | np.ndarray, dtype: Any) -> Tensor:
@@ -156,7 +145,7 @@ def _reward_columns(rows: Sequence[Trajectory], weights: dict[str, float]) -> di
     return columns
 
 
-def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_ids: Tensor, action_mask: Tensor) -> Tensor:
+def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], completions: _Completions) -> Tensor:
     """Returns ``[B, T]``: the weighted rewards at the tokens that the plugin chose, else on the last action token."""
     whole = [0.0] * len(rows)
     placed: list[tuple[int, float, Reward]] = []
@@ -169,23 +158,31 @@ def _place_rewards(rows: Sequence[Trajectory], weights: dict[str, float], turn_i
                 whole[i] += weight * reward.total
             else:
                 placed.append((i, weight, reward))
-    rewards = _on_last_action(_tensor(whole, np.float32), action_mask)
+    rewards = _on_last_action(_tensor(whole, np.float32), completions.turns >= 0, completions.rows)
     for i, weight, reward in placed:
+        place = completions.rows.slice(i)
+        tokens, turn_ids = rewards[place], completions.turns[place]
         if reward.tokens is not None:
-            rewards[i, action_mask[i]] += weight * torch.tensor([float(value) for value in reward.tokens])
+            tokens[turn_ids >= 0] += weight * torch.tensor([float(value) for value in reward.tokens])
         for turn, value in enumerate(reward.turns or () if reward.tokens is None else ()):
-            columns = (turn_ids[i] == turn).nonzero()
+            columns = (turn_ids == turn).nonzero()
             if len(columns):
-                rewards[i, columns[-1]] += weight * float(value)
-    return rewards
+                tokens[columns[-1]] += weight * float(value)
+    return RaggedTensor(rewards, completions.rows)
 
 
-def _on_last_action(values: Tensor, action_mask: Tensor) -> Tensor:
-    """Converts ``[B]`` to ``[B, T]``: the value is on each row's last action token, if it has one."""
-    rows, backwards = torch.arange(len(values)), action_mask.numpy()[:, ::-1]
-    last = action_mask.shape[1] - 1 - torch.from_numpy(backwards.argmax(-1))
-    out = torch.zeros(action_mask.shape)
-    out[rows, last] = torch.where(action_mask[rows, last], values, 0.0)
+def _on_last_action(values: Tensor, actions: Tensor, rows: Rows) -> Tensor:
+    """Converts ``[B]`` to the rows' tokens, ``[N]``: the value is on each row's last action token, if it has one.
+
+    Args:
+        actions: ``[N]`` bool.
+    """
+    out = torch.zeros(rows.count)
+    for row, value in enumerate(values.tolist()):
+        place = rows.slice(row)
+        backwards = actions[place].numpy()[::-1]
+        if backwards.any():
+            out[place.stop - 1 - int(backwards.argmax())] = value
     return out
 
 
@@ -195,16 +192,16 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
     The change made by a transform is also added on the row's last action token. Rows whose group is smaller than the plugins
     need are not in the loss, unless a plugin makes the rows to train on.
     """
-    before = experience.rewards.clone()
+    before, shape = experience.rewards.clone(), Rows.of(experience.completion_mask)
     for key in hooks.names("transform_rewards"):
         changed = hooks.call(key, "transform_rewards", experience=experience, rewards=experience.rewards.clone())
         experience.rewards = _finite(changed, key, "transform_rewards")
     if hooks.has("transform_rewards"):
-        change = experience.rewards - before
-        experience.token_rewards = experience.token_rewards + _on_last_action(change, experience.action_mask)
-    shaped = torch.zeros(experience.action_mask.shape)
+        change = _on_last_action(experience.rewards - before, shape.tokens(experience.action_mask), shape)
+        experience.token_rewards = experience.token_rewards + RaggedTensor(change, shape)
+    shaped: Tensor = shape.zeros()
     for key, part in hooks.each("shape_rewards", experience=experience):
-        on_actions = torch.where(experience.action_mask, part, 0.0)
+        on_actions = torch.where(experience.action_mask, shape.ragged(part), 0.0)
         shaped = shaped + _finite(on_actions, key, "shape_rewards")
     experience.shaped = shaped
     least = max((needs.min_group_size for needs in hooks.needs().values()), default=1)
@@ -215,8 +212,9 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
 
 def apply_masks(experience: Experience, hooks: PluginManager) -> None:
     """Combines ``loss_masks``, in place."""
+    shape = Rows.of(experience.completion_mask)
     for _, mask in hooks.each("loss_masks", experience=experience):
-        experience.loss_mask = experience.loss_mask & mask
+        experience.loss_mask = experience.loss_mask & shape.ragged(mask)
 
 
 def _finite(values: Tensor, key: str, hook: str) -> Tensor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.records.tensors import Batch
+from rlhf_host.records.ragged import RaggedTensor, Rows, padded
+from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.training.batching import group_rows
 
 UNEVEN = 0.03
@@ -25,8 +27,7 @@ UPDATES = tuple(field.name for field in dataclasses.fields(Batch) if field.name 
 """Fields that an update needs in addition."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ragged:
+class Ragged(NamedTuple):
     """``[b, T, ...]`` without padding: the rows' tokens one after another."""
 
     values: np.ndarray
@@ -73,40 +74,73 @@ class Shard:
         return whole
 
 
-def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Sequence[str]) -> list[Shard]:
-    """Returns each rank's fields of these names. Padding of the host's own fields is left out; fields of plugins are sent
+def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[Shard]:
+    """Yields each rank's fields of these names. Padding of the host's own fields is left out; fields of plugins are sent
     unchanged.
+
+    Every field is looked at once for all ranks: a rank's part is a slice of each of its rows.
     """
     fields: dict[str, Any] = {name: getattr(batch, name) if name in names else None for name in (*PASSES, *UPDATES)}
     fields["completion_mask"] = None  # known by the lengths
-    some, lengths = Batch(**fields), batch.lengths
-    return [_make_shard(some, batch.completion_mask.shape, rows, lengths, names) for rows in rows_of_ranks]
+    shape, width, count = Rows.of(batch.completion_mask), batch.completion_mask.shape[1], len(batch)
 
-
-def _make_shard(batch: Batch, shape: torch.Size, rows: Sequence[int], lengths: Tensor, names: Sequence[str]) -> Shard:
-    index = torch.tensor(rows, dtype=torch.int64)
-    lengths = lengths[index]
-    longest = int(lengths.max()) if rows else 0
-    # The place of every token in a flat [B, T].
-    begins = torch.repeat_interleave(index * shape[1] - lengths.cumsum(0) + lengths, lengths)
-    tokens = begins + torch.arange(len(begins))
-
-    def pack(name: str, tensor: Tensor) -> Any:
+    def column(name: str, tensor: Tensor) -> _Column:
         tensor = tensor.detach()
-        if not tensor.shape or tensor.shape[0] != shape[0]:
-            return tensor.cpu().numpy()
-        if tensor.shape[:2] != shape:
-            return tensor[index].cpu().numpy()
+        if not tensor.shape or tensor.shape[0] != count:
+            return _Column("same", padded(tensor).cpu().numpy())
+        if tensor.shape[:2] != (count, width):
+            return _Column("rows", tensor.cpu().numpy())
         if name == "extra":
-            return tensor[index, :longest].cpu().contiguous().numpy()
-        values = tensor.flatten(0, 1)[tokens]
-        narrow = values.to(torch.int32) if values.dtype == torch.int64 else values
-        return Ragged(narrow.cpu().numpy(), tensor.dtype, -1 if name == "turn_ids" else 0)
+            return _Column("padded", tensor)
+        tokens = tensor.stored if isinstance(tensor, RaggedTensor) and tensor.whole is None else shape.tokens(tensor)
+        narrow = tokens.to(torch.int32) if tokens.dtype == torch.int64 else tokens
+        return _Column("tokens", narrow.cpu().numpy(), tensor.dtype, -1 if name == "turn_ids" else 0)
 
-    packed = batch.map(pack)
-    if packed.prompt_ids is not None:
-        packed.prompt_ids = [Numbers("i", batch.prompt_ids[row]) for row in rows]
-    return Shard(list(rows), lengths.numpy(), {name: getattr(packed, name) for name in names})
+    columns = Batch(**fields).map(column)
+    named = {name: getattr(columns, name) for name in names}
+    for rows in rows_of_ranks:
+        lengths, places = shape.lengths[list(rows)], [shape.slice(row) for row in rows]
+        longest = int(lengths.max()) if rows else 0
+        part = {name: _part(value, rows, places, longest) for name, value in named.items()}
+        if "prompt_ids" in named:
+            part["prompt_ids"] = [Numbers("i", batch.prompt_ids[row]) for row in rows]
+        yield Shard(list(rows), lengths, part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A field of all rows."""
+
+    kind: Literal["same", "rows", "padded", "tokens"]
+    """What a rank gets: all of it, its rows, its rows as they are with padding, or its rows' tokens."""
+    values: Any
+    dtype: torch.dtype | None = None
+    fill: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+
+def _part(value: Any, rows: Sequence[int], places: Sequence[slice], longest: int) -> Any:
+    """Returns a rank's part of a field, which may be a column, or a mapping or tuple of columns."""
+    if isinstance(value, _Column):
+        if value.kind == "tokens":
+            assert value.dtype is not None
+            parts = [value.values[place] for place in places]
+            return Ragged(np.concatenate(parts) if parts else value.values[:0], value.dtype, value.fill)
+        if value.kind == "rows":
+            return value.values[list(rows)]
+        if value.kind == "same":
+            return value.values
+        tensor = value.values
+        part = tensor.padded(rows, longest) if isinstance(tensor, RaggedTensor) else tensor[list(rows), :longest]
+        return part.cpu().contiguous().numpy()
+    if isinstance(value, Mapping):
+        return {name: _part(item, rows, places, longest) for name, item in value.items()}
+    if isinstance(value, TopK):
+        return TopK(*(_part(item, rows, places, longest) for item in value))
+    return value
 
 
 def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
@@ -139,9 +173,9 @@ def deal(units: Sequence[list[int]], sizes: Sequence[int], count: int) -> list[l
     """
     if count == 1:
         return [list(units)]
-    loads, hands = [0] * count, [list[int]() for _ in range(count)]
+    loads, hands = [(0, hand) for hand in range(count)], [list[int]() for _ in range(count)]
     for number in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
-        hand = loads.index(min(loads))
-        loads[hand] += sizes[number]
+        load, hand = loads[0]
+        heapq.heapreplace(loads, (load + sizes[number], hand))
         hands[hand].append(number)
     return [[list(units[number]) for number in sorted(hand)] for hand in hands]

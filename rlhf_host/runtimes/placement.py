@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -241,6 +243,33 @@ def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> 
                 f" ({held}): ask for less, or {remedy}"
             )
     return None
+
+
+def rank_order(nodes: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[int]:
+    """Returns the numbers of a place's processes in the order of their ranks: those of one machine are neighbours, in the order
+    of its GPUs, so that what neighbours exchange stays on the machine. Machines keep the order of their first processes.
+
+    Args:
+        nodes: machine of each process.
+        gpus: GPUs of each process, as Ray names them: numbers or other texts.
+    """
+
+    def key(process: int) -> tuple[int, list[tuple[float, str]], int]:
+        numbers = [(int(name) if name.isdecimal() else math.inf, name) for name in gpus[process]]
+        return nodes.index(nodes[process]), numbers, process
+
+    return sorted(range(len(nodes)), key=key)
+
+
+def cpu_shares(nodes: Sequence[str], cpus: Mapping[str, int]) -> list[int]:
+    """Returns the CPUs of each worker: those of its machine, divided by the workers there; at least one.
+
+    Args:
+        nodes: machine of each worker of the run.
+        cpus: CPUs of each machine.
+    """
+    there = Counter(nodes)
+    return [max(1, cpus.get(node, 1) // there[node]) for node in nodes]
 
 
 def describe(places: Sequence[Place]) -> str:

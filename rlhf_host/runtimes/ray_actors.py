@@ -70,6 +70,22 @@ def _plainly(method: Callable[..., Any]) -> Callable[..., Any]:
     return call_async if inspect.iscoroutinefunction(method) else call
 
 
+def own_gpus() -> list[str]:
+    """Returns the GPUs that Ray has given this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    import ray
+
+    return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def _user_set_threads() -> bool:
+    """Returns True if this process was started with ``OMP_NUM_THREADS``: Ray sets it later, to the CPUs that it counts."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return any(variable.startswith(b"OMP_NUM_THREADS=") for variable in file.read().split(b"\0"))
+    except OSError:
+        return "OMP_NUM_THREADS" in os.environ
+
+
 class WorkerActor:
     """One rank: a ``Worker`` with the roles placed on its device. Calls are done one after another, in the order of arrival."""
 
@@ -87,36 +103,40 @@ class WorkerActor:
         with socket.socket() as probe:
             probe.bind((address, 0))
             port = probe.getsockname()[1]
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if ray.get_gpu_ids() else []
         node = ray.get_runtime_context().get_node_id()
-        return {"address": address, "port": port, "gpus": gpus, "node": node, "pid": os.getpid()}
+        return {"address": address, "port": port, "gpus": own_gpus(), "node": node, "pid": os.getpid()}
 
     def alive(self) -> None:
         """Answers, whatever this process computes, in its own thread."""
 
     @_plainly
     def start(
-        self, setup: RolesSetup, rank: int, size: int, address: str, port: int, parts: int, gpu: bool
+        self, setup: RolesSetup, rank: int, size: int, address: str, port: int, parts: int, gpu: bool, cpus: int | None = None
     ) -> tuple[dict[str, int], bool]:
         """Loads the roles and connects to the other processes. Returns every role's context length, and True if all compute in
         32 bits.
 
         Args:
             parts: neighbouring processes that the backend splits every model over.
+            cpus: this process's CPUs, unless the user has set ``OMP_NUM_THREADS``; None: those that Ray counts for it.
 
         Raises:
             UserError: plugins, models or options that cannot be used here.
         """
         if address.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # or Gloo listens on the interface of the machine's name
-        if not gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # Where Ray is told to leave the variable alone, a process would see all GPUs and take the first.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus()) if gpu else ""
+        threads = setup.train.threads
+        if cpus is not None and not threads and not _user_set_threads():
+            threads = cpus
+            os.environ["OMP_NUM_THREADS"] = str(cpus)  # for libraries that are not loaded yet
         import torch
 
         from rlhf_host.backends.ranks import Ranks
 
-        if setup.train.threads:
-            torch.set_num_threads(setup.train.threads)
+        if threads:
+            torch.set_num_threads(threads)
         ranks = Ranks.join(rank, size, address, port, parts=parts, backend="nccl" if gpu else "gloo")
         self.roles = Roles(setup, ranks)
         freeze()
@@ -124,11 +144,16 @@ class WorkerActor:
 
     @_plainly
     def compute(self, method: str, role: str, arguments: tuple[Any, ...], shard: Shard) -> tuple[Any, float]:
-        """Returns ``outputs`` or ``topk`` of the shard's rows as arrays, and the seconds it took."""
+        """Returns ``outputs`` or ``topk`` of the shard's rows as arrays, of their tokens ``[n, ...]`` where they have such, and
+        the seconds it took.
+        """
+        from rlhf_host.records.ragged import RaggedTensor
+
         worker = self.roles.worker
         before = worker.compute_s
         results = getattr(worker, method)(role, *arguments, shard.batch())
-        arrays = [tensor.numpy() for tensor in (results if isinstance(results, tuple) else (results,))]
+        tensors = results if isinstance(results, tuple) else (results,)
+        arrays = [(tensor.tokens if isinstance(tensor, RaggedTensor) else tensor).numpy() for tensor in tensors]
         return arrays, worker.compute_s - before
 
     @_plainly
@@ -200,14 +225,13 @@ class EngineActor:
         """Builds the engine, which has no weights of the run yet. A second call only returns the description.
 
         Args:
-            gpus: GPUs that it may see, if Ray has not chosen them.
+            gpus: GPUs that it may see; None: those that Ray has given it.
 
         Raises:
             UserError: a plugin, model or options that cannot be used here.
         """
         if self.engine is None:
-            if gpus is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus() if gpus is None else gpus)
             from rlhf_host.runtimes.compute import OneThread
 
             self.engine = start_engine(setup, OneThread(threads))

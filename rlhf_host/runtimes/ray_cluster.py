@@ -109,6 +109,12 @@ class RayCluster:
         ]
         return sorted(nodes, key=lambda node: node.name)
 
+    def cpus(self) -> dict[str, int]:
+        """Returns the CPUs of each machine alive, by Ray's id of it."""
+        import ray
+
+        return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
+
     def reserve(self, places: Sequence[Place]) -> list[Any]:
         """Returns a placement group for every place.
 

@@ -17,7 +17,17 @@ from rlhf_host.runtimes.building import EngineSetup, RolesSetup, with_tokenizer
 from rlhf_host.runtimes.device_phases import DevicePhases
 from rlhf_host.runtimes.engine_pool import EnginePool
 from rlhf_host.runtimes.heartbeat import Heartbeat, Process
-from rlhf_host.runtimes.placement import Kind, Place, parse_placement, plan_places, refuse_apart, refuse_uneven, shortage
+from rlhf_host.runtimes.placement import (
+    Kind,
+    Place,
+    cpu_shares,
+    parse_placement,
+    plan_places,
+    rank_order,
+    refuse_apart,
+    refuse_uneven,
+    shortage,
+)
 from rlhf_host.runtimes.ray import Ray, passed_on
 from rlhf_host.runtimes.ray_actors import BESIDE, WRITING, EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
@@ -83,12 +93,7 @@ class RayRuntime:
         if turns:
             self.pool.lives.start(wait_all(starting, "the engines"))
             self.pool.sleep(keep=False)
-        loading = []
-        for group, setup, looks, gpu in groups:
-            first = wait_all(looks[:1], group.name, within_s=START_S)[0]
-            size = len(group.actors)
-            each = [(setup, rank, size, first["address"], first["port"], group.parts, gpu) for rank in range(size)]
-            loading.append((group, group.call_each("start", each)))
+        loading = self._load(groups, placed=bool(start.placement))
         answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
         lengths = {name: length for own, _ in answers for name, length in own.items()}
         infos: list[EngineInfo] = wait_all(starting, "the engines")
@@ -147,6 +152,29 @@ class RayRuntime:
                 homes[str(len(engines))] = bundles
                 engines.append((str(len(engines)), actor, (engine_setup, start.train.threads, gpus)))
         return groups, engines, homes
+
+    def _load(self, groups: Sequence[Group], *, placed: bool) -> list[tuple[WorkerGroup, list[Any]]]:
+        """Gives ranks to processes and makes them load. Returns references to their answers.
+
+        Args:
+            placed: the user has said which roles have which devices.
+        """
+        seen = [wait_all(looks, group.name, within_s=START_S) for group, _, looks, _ in groups]
+        shares = iter(cpu_shares([look["node"] for own in seen for look in own], self.cluster.cpus()))
+        loading = []
+        for (group, setup, _, gpu), own in zip(groups, seen, strict=True):
+            cpus: list[int | None] = [next(shares) for _ in own]
+            if placed and not gpu:  # the devices are CPUs, so a placement says how many a worker has
+                cpus = [None] * len(own)
+            order = rank_order([look["node"] for look in own], [look["gpus"] for look in own])
+            group.actors[:] = [group.actors[number] for number in order]
+            first, size = own[order[0]], len(order)
+            each = [
+                (setup, rank, size, first["address"], first["port"], group.parts, gpu, cpus[number])
+                for rank, number in enumerate(order)
+            ]
+            loading.append((group, group.call_each("start", each)))
+        return loading
 
     def processes(self) -> Iterator[Process]:
         """Yields the processes that are up."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.protocols import Update
+from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, RoleOutput, TopK
 from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.training.reduction import Denominators, Metrics
@@ -79,12 +80,12 @@ class RemoteTrainer:
         """By number of ranks: the tokens that were distributed last, and how."""
 
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
-        shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
-        return self._compute("outputs", role, (what,), batch, torch.zeros(shape))[0]
+        result = torch.zeros(len(batch)) if what in OF_ROWS else Rows.of(batch.completion_mask).zeros()
+        return self._compute("outputs", role, (what,), batch, result)[0]
 
     def topk(self, role: str, k: int, batch: Batch) -> TopK:
-        shape = (*batch.completion_mask.shape, k)
-        return TopK(*self._compute("topk", role, (k,), batch, torch.zeros(shape), torch.zeros(shape, dtype=torch.int64)))
+        shape = Rows.of(batch.completion_mask)
+        return TopK(*self._compute("topk", role, (k,), batch, shape.zeros(k), shape.zeros(k, dtype=torch.int64)))
 
     def _compute(
         self, method: str, role: str, arguments: tuple[Any, ...], batch: Batch, *results: Tensor
@@ -182,20 +183,21 @@ def wait_all(references: Sequence[Any], *names: str, within_s: float | None = No
     import ray
 
     owners = dict(zip(references, names * len(references) if len(names) == 1 else names, strict=False))
-    left = list(references)
+    left, results = list(references), dict[Any, Any]()
     while left:
-        done, left = ray.wait(left, num_returns=1, timeout=within_s)
+        done, _ = ray.wait(left, num_returns=1, timeout=within_s)
         if not done:
             raise RunError(
                 f"a worker of {owners[left[0]]} has not started within {within_s:g} s: check that ray.runtime_env can be installed"
                 " there, and Ray's own logs"
             )
+        done, left = ray.wait(left, num_returns=len(left), timeout=0)  # whatever else has come
         for reference in done:
             try:
-                ray.get(reference)
+                results[reference] = ray.get(reference)
             except ray.exceptions.RayError as error:
                 raise plain_error(error, f"a worker of {owners[reference]}") from error
-    return ray.get(list(references))
+    return [results[reference] for reference in references]
 
 
 def plain_error(error: Exception, who: str) -> Exception:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.errors import RunError
+from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import Batch
 
 VERSION = 2
@@ -41,7 +42,7 @@ class KeptLogprobs:
         """Returns ``[B, T]`` float32, 0 at padding. Raises ``RunError`` for a row that was not in the data when they were
         computed.
         """
-        out = torch.zeros(batch.completion_mask.shape)
+        out = Rows.of(batch.completion_mask).zeros()
         for number, (prompt, completion) in enumerate(_rows(batch)):
             begin = self._find(*_digest(prompt, completion))
             if begin is None:
@@ -49,8 +50,7 @@ class KeptLogprobs:
                     f"a row of step {batch.step} was not there when log-probabilities were computed before the run: remove"
                     f" {self._directory} and start again"
                 )
-            values = self._values[begin : begin + len(completion)]
-            out[number, : len(completion)] = torch.from_numpy(np.array(values))
+            out.put([number], torch.from_numpy(np.array(self._values[begin : begin + len(completion)])))
         return out
 
     def _find(self, first: int, second: int) -> int | None:
@@ -77,10 +77,12 @@ def keep_logprobs(key: str, computed: Iterable[tuple[Batch, Tensor]]) -> KeptLog
         columns, written = (array("Q"), array("Q"), array("Q")), 0
         with (directory / "values").open("wb") as file:
             for batch, logprobs in computed:
-                for values, (prompt, completion) in zip(logprobs, _rows(batch), strict=True):
+                for values, (prompt, completion) in zip(
+                    Rows.of(batch.completion_mask).each(logprobs), _rows(batch), strict=True
+                ):
                     for column, number in zip(columns, (*_digest(prompt, completion), written), strict=True):
                         column.append(number)
-                    file.write(values[: len(completion)].to(torch.float32).numpy().tobytes())
+                    file.write(values.to(torch.float32).numpy().tobytes())
                     written += len(completion)
         index = np.array([np.frombuffer(column, dtype=np.uint64) for column in columns])
         np.save(directory / "index.npy", index[:, np.argsort(index[0], kind="stable")])
@@ -100,8 +102,8 @@ def _hashes(directory: Path) -> dict[str, str]:
 
 def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int]]]:
     """Yields prompt and completion of each row, as ids."""
-    for prompt, ids, length in zip(batch.prompt_ids, batch.completion_ids, batch.lengths.tolist(), strict=True):
-        yield prompt, ids[:length].tolist()
+    for prompt, ids in zip(batch.prompt_ids, Rows.of(batch.completion_mask).each(batch.completion_ids), strict=True):
+        yield prompt, ids.tolist()
 
 
 def _digest(prompt: Sequence[int], completion: Sequence[int]) -> tuple[int, int]:

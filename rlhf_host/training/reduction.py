@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
 
@@ -21,21 +22,24 @@ BINS = 10
 class Denominators:
     """Counts of the whole optimizer batch that loss weights depend on. Every rank has all of them, but only its own rows' data."""
 
-    masks: dict[str, Tensor]
+    masks: dict[str, RaggedTensor]
     """``[B, T]`` bool by name; a plugin's own masks are ``ALIAS.NAME``."""
+    shape: Rows
     group_id: Tensor
     episode_id: Tensor
 
     @classmethod
     def of(cls, batch: Batch) -> Denominators:
-        masks = {mask.name: getattr(batch, mask.name) for mask in (LOSS, ACTION, COMPLETION)}
+        masks: dict[str, Tensor] = {mask.name: getattr(batch, mask.name) for mask in (LOSS, ACTION, COMPLETION)}
         for alias, own in batch.extra.items():
             for name, value in own.items():
                 if isinstance(value, Tensor) and value.dtype == torch.bool and value.shape == batch.loss_mask.shape:
                     masks[f"{alias}.{name}"] = value
-        return cls(masks, batch.group_id, batch.episode_id)
+        shape = Rows.of(batch.completion_mask)
+        ragged = {name: mask if isinstance(mask, RaggedTensor) else shape.ragged(mask) for name, mask in masks.items()}
+        return cls(ragged, shape, batch.group_id, batch.episode_id)
 
-    def mask(self, mask: Mask, alias: str = "") -> Tensor:
+    def mask(self, mask: Mask, alias: str = "") -> RaggedTensor:
         """Returns the mask. Raises ``ValueError`` if the plugin ``alias`` has no such mask."""
         name = f"{alias}.{mask.name}" if isinstance(mask, Extra) else mask.name
         if name not in self.masks:
@@ -53,18 +57,22 @@ def token_weights(aggregation: Aggregation, mask: Tensor, group_id: Tensor, epis
         group_id: ``[B]`` int64.
         episode_id: ``[B]`` int64.
     """
-    wide = mask.to(torch.float64)
-    tokens = wide.sum(-1)
+    return torch.where(mask, token_shares(aggregation, mask, group_id, episode_id).unsqueeze(-1), 0.0)
+
+
+def token_shares(aggregation: Aggregation, mask: Tensor, group_id: Tensor, episode_id: Tensor) -> Tensor:
+    """Returns ``[B]`` float64: the weight of each token in the mask, which all of a row have in common; see ``token_weights``."""
+    tokens = mask.sum(-1).to(torch.float64)
     if aggregation.name == "token-mean":
-        return wide / tokens.sum().clamp(min=1)
+        return (1.0 / tokens.sum().clamp(min=1)).expand(len(tokens))
     if aggregation.name == "group-mean-token-mean":
         groups, of_row = torch.unique(group_id, return_inverse=True)
         per_group = torch.zeros(len(groups), dtype=torch.float64, device=mask.device).index_add(0, of_row, tokens)
         counted = (per_group > 0).sum().clamp(min=1)
-        return wide / (per_group.clamp(min=1)[of_row] * counted).unsqueeze(-1)
+        return 1.0 / (per_group.clamp(min=1)[of_row] * counted)
     rows = row_weights(mask, episode_id)
     divisor = tokens.clamp(min=1) if aggregation.name == "sequence-mean-token-mean" else aggregation.length or 1.0
-    return wide * (rows / divisor).unsqueeze(-1)
+    return rows / divisor
 
 
 def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
@@ -77,7 +85,7 @@ def row_weights(mask: Tensor, episode_id: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Reducer:
-    """Weights of one optimizer batch, computed once per (mask, aggregation) and cut to micro-batches."""
+    """Weights of one optimizer batch: shares, computed once per (mask, aggregation), of the tokens in a micro-batch's masks."""
 
     whole: Denominators
     _weights: dict[tuple[Mask, str, Aggregation | None], Tensor] = field(default_factory=dict)
@@ -95,19 +103,21 @@ class Reducer:
             ValueError: for an unknown mask, or values of the wrong shape.
         """
         values = term.values.float()
-        count, width = len(rows), int(self.whole.masks["completion_mask"][rows].sum(-1).max()) if rows else 0
+        count, width = len(rows), int(self.whole.shape.lengths[rows].max()) if rows else 0
         if values.shape not in ((count,), (count, width)):
             shape = tuple(values.shape)
             raise ValueError(f"loss term {term.name!r} has shape {shape}; expected [{count}] or [{count}, {width}]")
         per_row = values.dim() == 1
         key = (term.mask, alias, None if per_row else term.aggregation)
+        mask, whole = self.whole.mask(term.mask, alias), self.whole
         if key not in self._weights:
-            mask, whole = self.whole.mask(term.mask, alias), self.whole
             if per_row:
                 self._weights[key] = row_weights(mask, whole.episode_id)
             else:
-                self._weights[key] = token_weights(term.aggregation, mask, whole.group_id, whole.episode_id)
-        weights = self._weights[key][rows] if per_row else self._weights[key][rows, :width]
+                self._weights[key] = token_shares(term.aggregation, mask, whole.group_id, whole.episode_id)
+        weights = self._weights[key][rows]
+        if not per_row:
+            weights = torch.where(mask.padded(rows, width), weights.unsqueeze(-1), 0.0)
         if corrections is not None and term.corrected:
             values = values * corrections.of(values)[0]
         weights = weights.to(values.device, torch.float32)

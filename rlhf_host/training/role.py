@@ -15,6 +15,7 @@ from rlhf_host.errors import blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
+from rlhf_host.records.ragged import padded
 from rlhf_host.records.tensors import Batch, Outputs
 
 
@@ -106,4 +107,4 @@ def zero_loss(outputs: Outputs) -> Tensor:
 def worker_rows(batch: Batch, rows: Sequence[int], device: torch.device) -> Batch:
     """Returns the rows on a device, as worker hooks see them: without the fields that only the controller has."""
     part = batch.batch().select(rows)
-    return part if device.type == "cpu" else part.map(lambda _, tensor: tensor.to(device, non_blocking=True))
+    return part.map(lambda _, tensor: padded(tensor).to(device, non_blocking=True))

@@ -23,6 +23,7 @@ from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group
 from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import Needs, ScoreContext
+from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
@@ -133,8 +134,8 @@ class RolloutSource:
 
 def _note_logprobs(batch: Experience, logprobs: Tensor) -> None:
     """Adds log-probabilities per token to the trajectories, for people who look at single tokens."""
-    for trajectory, values, length in zip(batch.trajectories, logprobs, batch.lengths.tolist(), strict=True):
-        trajectory.trainer_logprobs = values[:length]  # type: ignore[assignment]
+    for trajectory, values in zip(batch.trajectories, Rows.of(batch.completion_mask).each(logprobs), strict=True):
+        trajectory.trainer_logprobs = values  # type: ignore[assignment]
 
 
 def _metrics_of_rows(batch: Experience, collected: Collected) -> dict[str, float]:
@@ -168,7 +169,8 @@ def identical_answers(batch: Experience) -> dict[str, float]:
     """Returns the share of groups (of several rows) in which all rows have the same completion."""
     rows, groups = len(batch), batch.group_id
     first = torch.full((rows,), rows, dtype=torch.int64).scatter_reduce(0, groups, torch.arange(rows), "amin")[groups]
-    same = (batch.completion_ids == batch.completion_ids[first]).all(-1) & (batch.lengths == batch.lengths[first])
+    ids = list(Rows.of(batch.completion_mask).each(batch.completion_ids))
+    same = torch.tensor([torch.equal(own, ids[one]) for own, one in zip(ids, first.tolist(), strict=True)], dtype=torch.bool)
     sizes = groups.bincount()
     several = sizes > 1
     equal = sizes == groups[same].bincount(minlength=len(sizes))
@@ -201,7 +203,7 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     (key,) = manager.names("compute_advantages")
     result = manager.call(key, "compute_advantages", experience=experience)
     who = f"{key}: compute_advantages"
-    values = {"advantages": result.advantages, "returns": result.returns}
+    values, shape = {"advantages": result.advantages, "returns": result.returns}, Rows.of(experience.completion_mask)
     for name, value in values.items():
         if value is None and name == "returns":
             continue
@@ -209,7 +211,7 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
             raise RunError(f"{who} gave {name} of the type {type(value).__name__}, expected a tensor")
         if value.shape != experience.action_mask.shape:
             raise RunError(f"{who} gave {name} {list(value.shape)}, expected {list(experience.action_mask.shape)}")
-        values[name] = value = value.to(torch.float32)
+        values[name] = value = shape.ragged(value.to(torch.float32))
         if not bool(torch.isfinite(torch.where(experience.loss_mask, value, 0.0)).all()):
             raise RunError(f"{who} gave non-finite {name} at step {experience.step}")
     experience.advantages, experience.returns = values.values()
@@ -228,8 +230,10 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
         trajectory.advantage = mean if count else None
     low = torch.where(experience.loss_mask, experience.advantages, torch.inf).amin(-1)
     high = torch.where(experience.loss_mask, experience.advantages, -torch.inf).amax(-1)
-    for row in (low < high).nonzero().flatten().tolist():
-        experience.trajectories[row].advantages = experience.advantages[row, : experience.lengths[row]]  # type: ignore[assignment]
+    each = zip(experience.trajectories, (low < high).tolist(), shape.each(experience.advantages), strict=True)
+    for trajectory, differ, own in each:
+        if differ:
+            trajectory.advantages = own  # type: ignore[assignment]
     with blaming(key, "the metrics of compute_advantages"):
         return joined(metrics, reduced(result.metrics))
 

@@ -17,6 +17,7 @@ from rlhf_host.models.flops import peak_flops
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Update
 from rlhf_host.records.needs import AlgoNeeds, Needs
+from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import group_rows, plan_microbatches
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
@@ -26,7 +27,9 @@ from rlhf_host.training.update import Accumulation, PassResult, ask
 
 def place(whole: Tensor, rows: Sequence[int], part: Tensor) -> None:
     """Writes the values computed for these rows, which may be cut to a shorter ``T``."""
-    if part.dim() > 1:
+    if isinstance(whole, RaggedTensor):
+        whole.put(rows, part)
+    elif part.dim() > 1:
         whole[rows, : part.shape[1]] = part
     else:
         whole[rows] = part
@@ -50,19 +53,19 @@ class Worker:
         precision as training.
         """
         holder = self.roles[role]
-        shape = batch.completion_mask.shape[: 1 if what in OF_ROWS else 2]
+        result = torch.zeros(len(batch)) if what in OF_ROWS else Rows.of(batch.completion_mask).zeros()
 
         def run(part: Batch) -> tuple[Tensor]:
             return (getattr(holder.passes.forward(**rows_of(part), outputs=frozenset({what})), what),)
 
-        return self._fill(holder, batch, run, torch.zeros(shape))[0]
+        return self._fill(holder, batch, run, result)[0]
 
     @torch.no_grad()
     def topk(self, role: str, k: int, batch: Batch) -> TopK:
         """Returns the role's ``k`` likeliest tokens at every completion token, on the CPU."""
-        shape = (*batch.completion_mask.shape, k)
-        holder, ids = self.roles[role], torch.zeros(shape, dtype=torch.int64)
-        return TopK(*self._fill(holder, batch, lambda part: holder.passes.topk(k, **rows_of(part)), torch.zeros(shape), ids))
+        holder, shape = self.roles[role], Rows.of(batch.completion_mask)
+        results = shape.zeros(k), shape.zeros(k, dtype=torch.int64)
+        return TopK(*self._fill(holder, batch, lambda part: holder.passes.topk(k, **rows_of(part)), *results))
 
     def _fill(self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor) -> tuple[Tensor, ...]:
         """Fills ``results`` with the values that ``run`` returns for the rows of each micro-batch."""

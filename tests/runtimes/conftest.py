@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,21 @@ def ray_runtime(config) -> Iterator[Started]:
     yield started
     started.wait(started.runtime.close())
     started.loop.close()
+
+
+@pytest.fixture
+def starting() -> Iterator[Callable[[RunConfig], Started]]:
+    """Starts a runtime that is closed after the test."""
+    running: list[Started] = []
+
+    def begin(config: RunConfig) -> Started:
+        running.append(start(config))
+        return running[-1]
+
+    yield begin
+    for started in running:
+        started.wait(started.runtime.close())
+        started.loop.close()
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
 
+from rlhf_host.records.ragged import RaggedTensor, Rows, padded
 from rlhf_host.records.tensors import Batch, TopK
-from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
+from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, Ragged, deal, deal_rows, make_shards
 
 
 def tokens(batch, rows):
@@ -49,7 +50,7 @@ def test_ranks_without_work_get_an_empty_share():
     batch = make_batch([5, 3])
     hands = deal_rows(batch, 4, unit_rows=False)
     assert sorted(hands) == [[], [], [0], [1]]
-    empty = make_shards(batch, [[]], PASSES)[0].batch()
+    empty = next(make_shards(batch, [[]], PASSES)).batch()
     assert len(empty) == 0
     assert empty.completion_ids.shape[0] == 0
 
@@ -65,7 +66,7 @@ def test_what_arrives_is_what_was_sent_without_the_records():
     batch.trajectories = ["record"] * 3
     batch.extra["mine"]["padded"] = torch.full(batch.action_mask.shape, 7.0)
     tokens, more = (
-        pickle.loads(pickle.dumps(make_shards(batch, [[2, 0]], names)[0], protocol=5)) for names in (PASSES, UPDATES)
+        pickle.loads(pickle.dumps(next(make_shards(batch, [[2, 0]], names)), protocol=5)) for names in (PASSES, UPDATES)
     )
     assert tokens.rows == more.rows == [2, 0]
     found, expected = tokens.batch(more), batch.batch().select([2, 0])
@@ -91,3 +92,94 @@ def test_a_pass_gets_no_more_than_it_takes_and_no_padding():
     found = shard.batch()
     assert torch.equal(found.completion_ids, batch.completion_ids)
     assert found.sampler_logprobs is None
+
+
+def plain_field(name, value, batch, rows):
+    """A rank's part of a field, token by token from padded tensors."""
+    if isinstance(value, dict):
+        return {key: plain_field(name, item, batch, rows) for key, item in value.items()}
+    if isinstance(value, TopK):
+        return TopK(*(plain_field(name, item, batch, rows) for item in value))
+    if not isinstance(value, torch.Tensor):
+        return value
+    value, lengths = padded(value), batch.lengths.tolist()
+    if not value.shape or len(value) != len(batch):
+        return value.numpy()
+    if value.shape[:2] != batch.completion_mask.shape:
+        return value[rows].numpy()
+    if name == "extra":
+        return value[rows, : max((lengths[row] for row in rows), default=0)].numpy()
+    cells = [value[row, place] for row in rows for place in range(lengths[row])]
+    tokens = torch.stack(cells) if cells else value.new_zeros(0, *value.shape[2:])
+    stored = tokens.to(torch.int32) if value.dtype == torch.int64 else tokens
+    return Ragged(stored.numpy(), value.dtype, -1 if name == "turn_ids" else 0)
+
+
+def assert_equal(one, two):
+    assert type(one) is type(two)
+    if isinstance(one, np.ndarray):
+        assert one.dtype == two.dtype
+        np.testing.assert_array_equal(one, two)
+    elif isinstance(one, Ragged | TopK):
+        for ours, theirs in zip(one, two, strict=True):
+            assert_equal(ours, theirs)
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_equal(one[key], two[key])
+    else:
+        assert one == two
+
+
+def random_batch(random):
+    """Rows of 0 to 12 tokens, with everything that a batch may hold; padded, or ragged but for what a plugin wrote to."""
+    count = int(random.integers(1, 20))
+    lengths = random.integers(1, 13, count).tolist()
+    batch = make_batch(lengths, groups=[row // 3 for row in range(count)], observations=True, seed=int(random.integers(1000)))
+    rows, mask = Rows.of(batch.completion_mask), batch.completion_mask
+    batch.logprobs["reference"], batch.advantages = (torch.randn(mask.shape) * mask for _ in range(2))
+    batch.columns["label"], batch.token_columns["weight"] = torch.rand(count), torch.rand(mask.shape) * mask
+    batch.distributions["teacher"] = TopK(torch.rand(*mask.shape, 2), torch.randint(0, 9, (*mask.shape, 2)))
+    batch.extra["mine"] = {"a": torch.rand(mask.shape), "b": torch.rand(count, 3), "c": torch.rand(4), "d": 1.5}
+    if random.random() < 0.7:
+        keep = iter(random.random(100) < 0.2)
+
+        def change(name, value):
+            if value.shape[:2] != mask.shape or name == "extra" or next(keep):
+                return value
+            return RaggedTensor(rows.tokens(value), rows, -1 if name == "turn_ids" else 0)
+
+        batch = batch.batch().map(change)
+        batch.extra["mine"]["ragged"] = RaggedTensor(torch.rand(rows.count), rows, 7.0)
+        if isinstance(batch.advantages, RaggedTensor):
+            batch.advantages[0, 0] = 3.0
+    return batch
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_rank_gets_what_picking_its_tokens_one_by_one_gives(seed):
+    random = np.random.default_rng(seed)
+    batch = random_batch(random)
+    places = random.permutation(len(batch)).tolist()
+    cuts = sorted(random.integers(0, len(batch) + 1, 4).tolist())
+    rows_of_ranks = [places[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(batch)], strict=True)] + [[]]
+    for names in (PASSES, UPDATES):
+        for rows, shard in zip(rows_of_ranks, make_shards(batch, rows_of_ranks, names), strict=True):
+            assert shard.rows == rows
+            assert shard.lengths.tolist() == batch.lengths[rows].tolist()
+            for name in names:
+                if name == "prompt_ids":
+                    assert shard.fields[name] == [list(batch.prompt_ids[row]) for row in rows]
+                elif name != "completion_mask":
+                    assert_equal(shard.fields[name], plain_field(name, getattr(batch, name), batch, rows))
+            assert shard.fields.get("completion_mask") is None
+
+
+def test_hands_are_those_of_looking_for_the_smallest_each_time():
+    sizes = np.random.default_rng(1).integers(1, 50, 300).tolist()
+    loads, hands = [0] * 37, [[] for _ in range(37)]
+    for number in sorted(range(300), key=lambda i: (-sizes[i], i)):
+        hand = loads.index(min(loads))
+        loads[hand] += sizes[number]
+        hands[hand].append([number])
+    assert deal([[number] for number in range(300)], sizes, 37) == [sorted(hand) for hand in hands]

@@ -4,7 +4,17 @@ import pytest
 
 from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Needs, Output
-from rlhf_host.runtimes.placement import Block, Node, describe, parse_placement, plan_places, refuse_apart, shortage
+from rlhf_host.runtimes.placement import (
+    Block,
+    Node,
+    cpu_shares,
+    describe,
+    parse_placement,
+    plan_places,
+    rank_order,
+    refuse_apart,
+    shortage,
+)
 
 ROLES = ["actor", "reference", "critic"]
 
@@ -175,3 +185,19 @@ def test_a_whole_vocabulary_is_compared_in_one_place():
         UserError, match=r"'teacher' is compared with the actor over the whole vocabulary.*actor\+teacher=DEVICES"
     ):
         refuse_apart(apart, whole)
+
+
+def test_ranks_are_in_the_order_of_machines_and_their_gpus():
+    nodes = ["b", "a", "b", "a", "c", "b"]
+    gpus = [["10"], ["1"], ["2"], ["0"], ["GPU-5f"], ["9"]]
+    order = rank_order(nodes, gpus)
+    assert [(nodes[i], *gpus[i]) for i in order] == [
+        ("b", "2"), ("b", "9"), ("b", "10"), ("a", "0"), ("a", "1"), ("c", "GPU-5f"),
+    ]  # fmt: skip
+    assert rank_order(["a", "b", "a", "b"], [[]] * 4) == [0, 2, 1, 3], "without GPUs processes keep their order"
+    assert rank_order(["a"] * 16, [[str(n)] for n in range(16)]) == list(range(16))
+
+
+def test_a_machine_s_cpus_are_divided_among_its_workers():
+    assert cpu_shares(["a", "a", "b", "a"], {"a": 16, "b": 8}) == [5, 5, 8, 5]
+    assert cpu_shares(["a"] * 4, {"a": 2}) == [1] * 4
