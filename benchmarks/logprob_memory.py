@@ -2,6 +2,7 @@
 
     python benchmarks/logprob_memory.py                      # 16 rows of 64 + 64 tokens, a two-layer model
     python benchmarks/logprob_memory.py --rows 4 --threads 1
+    python benchmarks/logprob_memory.py --kept               # bytes that a pass keeps per token of the budget, by layout
 
 Each way runs in a process of its own, on the same model and tokens: ``full`` is the model's logits, log-softmax, gather and
 backward; ``chunked`` is ``rlhf_host.models.passes``. Memory is what the process needed beyond the loaded model and its
@@ -84,6 +85,44 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def print_kept(options: argparse.Namespace) -> None:
+    """Prints what passes over one group keep for the backward pass, per token that they compute and per token of their cost in
+    ``train.max_tokens_per_microbatch``. A storage counts once.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from rlhf_host.models.kept import recorded
+    from rlhf_host.models.passes import Passes
+
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=options.hidden, intermediate_size=2 * options.hidden, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().to(options.device)
+    print("layout  prompt completions of  tokens    cost  kB/token  kB/cost  of padded", flush=True)
+    padded = 0.0
+    for layout, prompt, count, length in (
+        ("padded", 512, 8, 256), ("shared", 512, 8, 256), ("shared", 1024, 16, 64), ("shared", 1024, 64, 16),
+    ):  # fmt: skip
+        passes = Passes(model, shared_prefix="off" if layout == "padded" else "on")
+        prompts, ids = [[1] * prompt] * count, torch.ones(count, length, dtype=torch.int64)
+        passes.prepare(prompt + length)
+        with recorded(model) as kept:
+            outputs = passes.forward(prompts, ids, torch.ones_like(ids, dtype=torch.bool))
+        kilobytes = sum(kept.values()) / 1e3
+        tokens, cost = (count_of(prompts, [length] * count) for count_of in (passes.tokens, passes.cost))
+        padded = padded or kilobytes / cost
+        print(
+            f"{layout} {prompt:7} {count:11} {length:2} {tokens:7} {cost:7} {kilobytes / tokens:9.1f} {kilobytes / cost:8.1f}"
+            f" {kilobytes / cost / padded:10.2f}",
+            flush=True,
+        )
+        del outputs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=150_000)
@@ -94,7 +133,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--way", choices=["full", "chunked"], help=argparse.SUPPRESS)
+    parser.add_argument("--kept", action="store_true", help="memory per token of the budget, by layout")
     options = parser.parse_args()
+    if options.kept:
+        return print_kept(options)
     if options.way:
         print(json.dumps(measure(options.way, options)))
         return
@@ -107,7 +149,7 @@ def main() -> None:
     for number in ("logprobs_sum", "grad_norm"):
         gap = abs(found["full"][number] / found["chunked"][number] - 1)
         assert gap < 1e-4, f"{number} differs by {gap:.1e}"
-    settings = {name: value for name, value in vars(options).items() if name != "way"}
+    settings = {name: value for name, value in vars(options).items() if name not in ("way", "kept")}
     print(json.dumps({"benchmark": "logprob_memory", **settings, **found}))
 
 

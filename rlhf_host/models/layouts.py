@@ -64,7 +64,9 @@ class Line:
     own: Tensor
     """``[C]``: place of each completion token, for a model with a scalar head."""
     mask: Tensor
-    """``[B, T]`` bool."""
+    """``[B, T]`` bool, on the CPU."""
+    at: Tensor
+    """``[C]``: place of each completion token in the flattened ``mask``."""
     targets: Tensor
     """``[C]``: the completion tokens."""
     exact: bool = False
@@ -173,7 +175,7 @@ def own_places(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor
         last: ``[B]``.
         lengths: number of completion tokens of each row.
     """
-    sizes = torch.tensor(lengths, device=predicts.device)
+    sizes = torch.tensor(lengths)
     own, some = predicts.roll(-1), sizes > 0
     own[sizes.cumsum(0)[some] - 1] = last[some]
     return own

@@ -15,6 +15,11 @@ CHUNK_ELEMENTS = {"cpu": 2**25, "other": 2**27}
 for each chunk.
 """
 
+STACKED = 4
+"""Chunks in 16 bits whose part of the head's gradient is one product, because adding each to the sum in 32 bits reads and writes
+as much as that gradient.
+"""
+
 
 def token_logprobs(
     hidden: Tensor,
@@ -157,10 +162,16 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=plan.result) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=plan.result) if needs_bias else None
+        count = len(hidden)
+        stack = min(count, STACKED * plan.chunk)
+        stacked: Tensor | None = None
+        if needs_weight and plan.matmul != plan.result:
+            stacked = hidden.new_empty((stack, len(weight)), dtype=plan.matmul)
         with torch.autocast(hidden.device.type, enabled=False):
             w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
-            for begin in range(0, hidden.shape[0], plan.chunk):
-                part = slice(begin, begin + plan.chunk)
+            for begin in range(0, count, plan.chunk):
+                end = min(begin + plan.chunk, count)
+                part = slice(begin, end)
                 every, slope = plan.log_softmax(hidden[part], w, b) if saved is None else (saved, saved_slope)
                 g = grad_logprobs[part]
                 total = g.sum(1, keepdim=True)
@@ -175,13 +186,14 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad.mul_(plan.scale / plan.temperature)
                 if slope is not None:
                     grad.mul_(slope)
-                low = grad.to(plan.matmul)
+                first = begin - begin % stack
+                low = grad.to(plan.matmul) if stacked is None else stacked[begin - first : end - first].copy_(grad)
                 if grad_hidden is not None:
                     grad_hidden[part] = low @ w
-                if grad_weight is not None and low.dtype == grad_weight.dtype:
+                if grad_weight is not None and stacked is None:
                     grad_weight.addmm_(low.t(), hidden[part].to(low.dtype))
-                elif grad_weight is not None:  # summed in the wider dtype
-                    grad_weight += low.t() @ hidden[part].to(low.dtype)
+                elif grad_weight is not None and stacked is not None and end in (first + stack, count):  # in the wider dtype
+                    grad_weight += stacked[: end - first].t() @ hidden[first:end].to(low.dtype)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)

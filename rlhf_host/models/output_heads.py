@@ -78,8 +78,8 @@ class LanguageHead:
         """
         hidden, targets, results, head = states.index_select(0, line.predicts), line.targets, dict[str, Tensor](), self._head
         if others := wanted.others:
-            device = line.mask.device
-            columns = [targets.unsqueeze(-1), *(topk.ids.to(device)[line.mask] for topk in others.values())]
+            theirs = (topk.ids.cpu()[line.mask].to(targets.device, non_blocking=True) for topk in others.values())
+            columns = [targets.unsqueeze(-1), *theirs]
             targets = torch.cat(columns, -1)
         if wanted.outputs & {"logprobs", "entropy"}:
             settings: dict[str, Any] = {"with_entropy": "entropy" in wanted.outputs, "entropy_grad": wanted.entropy_grad}

@@ -21,6 +21,7 @@ from rlhf_host.models.adapters import using
 from rlhf_host.models.balance import Balance
 from rlhf_host.models.flops import ModelFlops
 from rlhf_host.models.heads import decoder_of, find_head, scalar_head
+from rlhf_host.models.kept import gathered_share
 from rlhf_host.models.layouts import (
     Layout,
     Line,
@@ -110,6 +111,12 @@ class Passes:
                 stacklevel=4,
             )
         self.exact = self.autocast is None and weight.dtype in WIDE
+        plain = copy(self)
+        plain.balance = None
+        self._gathered = {
+            module: gathered_share(partial(plain._hidden, module, exact=False), model)
+            for module in ({self.compute, model} if self.shared_prefix != "off" else ())
+        }
         self._verdicts: dict[int, Verdict] = {}
         self._verdict: Verdict | None = None
         self._prepared_for = 0
@@ -159,14 +166,26 @@ class Passes:
         hidden = partial(self._hidden, exact=exact)
         return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
 
-    def cost(
+    def tokens(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> int:
         """Returns the number of tokens that one ``forward`` over these rows computes, padding included; the maximum, for a
         model with a scalar head.
         """
-        sharing = sharing_of(prompt_ids, group_id)
-        return self._layout(prompt_ids, self.head.computed(completion_lens), sharing)[1]
+        shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), sharing_of(prompt_ids, group_id))
+        return line if shares else padded
+
+    def cost(
+        self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
+    ) -> int:
+        """Returns how many tokens in padded rows need as much memory as one ``forward`` over these rows: ``tokens``, and what
+        attention gathers of shared prompts for each row (``models/kept.py``).
+        """
+        shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), sharing_of(prompt_ids, group_id))
+        if not shares:
+            return padded
+        compute = self.compute if self._verdict is None or self._verdict.shared is None else self._verdict.shared
+        return line + math.ceil(self._gathered[compute] * max(0, padded - line))
 
     def flops(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
@@ -178,21 +197,23 @@ class Passes:
         counts = self.head.computed(completion_lens)
         rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
         predicted = sum(completion_lens)
-        shares, _ = self._layout(prompt_ids, counts, sharing)
-        if shares:
+        if self._layout(prompt_ids, counts, sharing)[0]:
             return self._flops.training([*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()], rows, predicted)
         return self._flops.training((), [(length, length) for length, _ in rows], predicted)
 
-    def _layout(self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]) -> tuple[bool, int]:
-        """Returns True if the rows share prompts in the layout with the least to compute, and the number of its tokens."""
+    def _layout(
+        self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]
+    ) -> tuple[bool, int, int]:
+        """Returns True if the rows share prompts in the layout with the least to compute, and the tokens of a shared line and
+        of padded rows.
+        """
         prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
         longest = max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
-        shared, padded = sum(prompts.values()) + sum(lengths), len(lengths) * longest
+        line, padded = sum(prompts.values()) + sum(lengths), len(lengths) * longest
         if self.shared_prefix == "off" or (self._verdict is not None and self._verdict.shared is None):
-            return False, padded
-        if self.shared_prefix == "on" or (self._verdict is not None and self._verdict.padded is None):
-            return True, shared
-        return (True, shared) if shared <= WORTHWHILE * padded else (False, padded)
+            return False, line, padded
+        always = self.shared_prefix == "on" or (self._verdict is not None and self._verdict.padded is None)
+        return always or line <= WORTHWHILE * padded, line, padded
 
     def forward(
         self,
@@ -215,7 +236,7 @@ class Passes:
         Args:
             prompt_ids: one per row; rows of one group (all rows, without ``group_id``) with equal prompts may share its
                 computation.
-            completion_ids: ``[B, T]``, right-padded.
+            completion_ids: ``[B, T]``, right-padded. Tensors are best on the CPU: layouts are made there.
             completion_mask: ``[B, T]`` bool, true on real tokens; other values of ``completion_ids`` do not matter.
             group_id: ``[B]``.
             temperature: divides the logits before the softmax.
@@ -244,9 +265,10 @@ class Passes:
             read = partial(self._read_routed, read)
         results = read(self._states(line)) if self._backend is None else self._through(line, read)
         whole = (*OF_ROWS, "router_loss")
-        results = {name: value if name in whole else _spread(value, line.mask) for name, value in results.items()}
+        results = {name: value if name in whole else _spread(value, line) for name, value in results.items()}
+        move = partial(Tensor.to, device=self.device, non_blocking=True)
         distributions = {
-            role: Distribution(topk.logprobs, results.pop(f"of {role}"), topk.ids) for role, topk in others.items()
+            role: Distribution(move(topk.logprobs), results.pop(f"of {role}"), move(topk.ids)) for role, topk in others.items()
         }
         return Outputs(**results, others=distributions)
 
@@ -279,7 +301,7 @@ class Passes:
         assert isinstance(head, LanguageHead)
         with torch.no_grad():
             results = self._through(line, lambda states: head.topk(line, states, k, temperature))
-        return TopK(*(_spread(results[name], line.mask) for name in ("logprobs", "ids")))
+        return TopK(*(_spread(results[name], line) for name in ("logprobs", "ids")))
 
     def _line(
         self,
@@ -311,23 +333,24 @@ class Passes:
         with_scores, whole = whole, whole or self.one_by_one  # where a row's length matters
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded
-        shares, _ = self._layout(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing)
-        if shares:
+        if self._layout(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing)[0]:
             make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
         rows = [(prompt_ids, completions, lengths)]
         if compute is None:
             rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
         layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
-        if self.device.type != "cpu":
-            layouts = [to_device(layout, self.device) for layout in layouts]
-        mask, completions = mask.to(self.device), completions.to(self.device)
         predicts, last = all_places(layouts)
         scored, own = last, predicts
         if with_scores:
             own = own_places(predicts, last, lengths)
             pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
             scored = score_places(layouts, ([*ids, *part.tolist()] for ids, part in zip(prompt_ids, parts, strict=True)), pad)
-        return Line(compute or self.model, layouts, predicts, last, scored, own, mask, completions)
+        at = mask.flatten().nonzero().squeeze(-1)
+        layouts = [to_device(layout, self.device) for layout in layouts]
+        predicts, last, scored, own, at, completions = (
+            tensor.to(self.device, non_blocking=True) for tensor in (predicts, last, scored, own, at, completions)
+        )
+        return Line(compute or self.model, layouts, predicts, last, scored, own, mask, at, completions)
 
     def _states(self, line: Line) -> Tensor:
         """Returns ``[places, H]`` hidden states, or ``[places, V]`` logits if no head is known."""
@@ -361,13 +384,14 @@ class Passes:
         """Returns ``_states`` at the places that predict, then at the last ones, for trials."""
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
-        line = Line(compute, [at], at.predicts, at.last, at.last, at.predicts, at.predicts, at.predicts, exact)
+        line = Line(compute, [at], at.predicts, at.last, at.last, *[at.predicts] * 4, exact)
         # A backend that runs passes keeps the weights in pieces, which nothing may widen.
         with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():
             return self._through(line, lambda states: {"states": states[places]})["states"]
 
 
-def _spread(values: Tensor, mask: Tensor) -> Tensor:
+def _spread(values: Tensor, line: Line) -> Tensor:
     """Converts ``[C, ...]`` to ``[B, T, ...]``, with zeros elsewhere."""
-    shape = (*mask.shape, *values.shape[1:])
-    return values.view(shape) if len(values) == mask.numel() else values.new_zeros(shape).index_put((mask,), values)
+    if len(values) < line.mask.numel():
+        values = values.new_zeros((line.mask.numel(), *values.shape[1:])).index_copy(0, line.at, values)
+    return values.view(*line.mask.shape, *values.shape[1:])

@@ -13,24 +13,25 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.passes import WORTHWHILE
 
 Cost = Callable[[list[int]], int]
-"""Rows → tokens the forward pass will compute for them."""
+"""Rows → tokens of one pass over them."""
 
 
 def plan_microbatches(
-    units: Sequence[Sequence[int]], lengths: Sequence[int], budget: int, cost: Cost, rows_together: bool
+    units: Sequence[Sequence[int]], lengths: Sequence[int], budget: int, cost: Cost, together: Cost | None = None
 ) -> list[list[int]]:
     """Splits an optimizer batch into micro-batches. Every row appears once. No part costs more than ``budget``, unless a single
-    unit does.
+    row does, or a unit that may not be split.
 
     Args:
-        units: rows that belong together: a group (which may be split when it is too large) or a unit of rows that may not.
+        units: rows that belong together: a group, or the rows of a unit.
         lengths: tokens per row, prompt included.
         budget: tokens of one forward and backward pass.
         cost: cost of rows in the layout that will be used.
-        rows_together: a unit that does not fit is an error, not split.
+        together: tokens that are computed for rows; given if no unit may be split. What attention gathers of them is not
+            counted, because it is known only when the model is loaded, and data is refused before.
 
     Raises:
-        RunError: when a unit that must stay whole exceeds the budget.
+        RunError: more tokens than the budget are computed for a unit that may not be split.
     """
     everything = [row for unit in units for row in unit]
     if not everything:
@@ -43,10 +44,12 @@ def plan_microbatches(
         rows = sorted(unit, key=lambda i: (-lengths[i], i))
         if cost(rows) <= budget or len(rows) == 1:
             pieces.append(rows)
-        elif rows_together:
-            raise RunError(
-                f"rows that must stay together cost {cost(rows)} tokens; raise train.max_tokens_per_microbatch (now {budget})"
-            )
+        elif together is not None:
+            if (tokens := together(rows)) > budget:
+                raise RunError(
+                    f"rows that must stay together cost {tokens} tokens; raise train.max_tokens_per_microbatch (now {budget})"
+                )
+            pieces.append(rows)
         else:
             pieces.extend(_fill([[i] for i in rows], budget, cost))
     return _fill(pieces, budget, cost)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import CorrectionNeeds
 from rlhf_host.records.tensors import Batch, Outputs, PolicyLogprobs
+from rlhf_host.training.readings import Readings
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,17 @@ class Corrections:
 
 
 @torch.no_grad()
-def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, gates_only: bool) -> Corrections | None:
+def correction_weights(
+    hooks: PluginManager, outputs: Outputs, batch: Batch, *, gates_only: bool, readings: Readings | None = None
+) -> Corrections | None:
     """Returns the product of all plugins' weights, or None if no plugin gives any.
 
     Args:
         gates_only: only zeros act, because the ratio is taken against the sampler and so includes the weight already.
+        readings: weights are examined when these are read; default: at once, which waits for their device.
+
+    Raises:
+        RunError: weights of the wrong shape, or (in ``readings``) negative or not finite at tokens in the loss.
     """
     if outputs.logprobs is None or batch.advantages is None or not hooks.has("importance_weights"):
         return None
@@ -50,13 +57,14 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
     answers = hooks.each("importance_weights", logprobs=logprobs, batch=batch)
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
-    needs = hooks.needs()
+    needs, later = hooks.needs(), Readings() if readings is None else readings
     for key, weight in answers:
         if CorrectionNeeds.of(needs.get(key)).weights == "row" and weight.dim() == 2:
             raise RunError(f"{key} gave weights of tokens, {list(weight.shape)}, and its needs say weights='row': return [B]")
+        others = mask.new_zeros(())
         if gates_only:
             counts = mask if weight.dim() == 2 else mask.any(-1)
-            _say_what_acts(key, bool(((weight != 0) & (weight != 1) & counts).any()))
+            others = ((weight != 0) & (weight != 1) & counts).any()
             weight = weight != 0
         weight = weight.to(tokens.dtype)
         # What the plugin left in masked places would reach the gradient as 0·NaN.
@@ -65,11 +73,21 @@ def correction_weights(hooks: PluginManager, outputs: Outputs, batch: Batch, *, 
             weight = weight.unsqueeze(-1)
             row_keys.add(key)
         used = torch.where(batch.loss_mask, weight, 1.0)
-        if not bool((torch.isfinite(used) & (used >= 0)).all()):
-            what = "negative" if bool(torch.isfinite(used).all()) else "non-finite"
-            raise RunError(f"{key} gave {what} numbers from importance_weights, at tokens in the loss")
+        finite = torch.isfinite(used)
+        later.take(torch.stack([others, finite.all(), (finite & (used >= 0)).all()]), partial(_examine, key))
         tokens = tokens * torch.where(mask, weight, 1.0)
+    if readings is None:
+        later.read()
     return Corrections(tokens, rows, frozenset(key for key, _ in answers), frozenset(row_keys))
+
+
+def _examine(key: str, findings: list[float]) -> None:
+    """Examines weights: whether some are neither 0 nor 1 where these alone act, whether all are finite, and not negative too."""
+    others, finite, sound = findings
+    _say_what_acts(key, bool(others))
+    if not sound:
+        what = "negative" if finite else "non-finite"
+        raise RunError(f"{key} gave {what} numbers from importance_weights, at tokens in the loss")
 
 
 @cache

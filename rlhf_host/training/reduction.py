@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
+from rlhf_host.training.readings import Readings
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess", "calibration")
 BINS = 10
@@ -120,7 +122,7 @@ class Reducer:
             weights = torch.where(mask.padded(rows, width), weights.unsqueeze(-1), 0.0)
         if corrections is not None and term.corrected:
             values = values * corrections.of(values)[0]
-        weights = weights.to(values.device, torch.float32)
+        weights = weights.to(torch.float32).to(values.device, non_blocking=True)
         # Sanitised before the product: 0·NaN is NaN, in the gradient too.
         return term.coefficient * (torch.where(weights != 0, values, 0.0) * weights).sum()
 
@@ -147,31 +149,41 @@ class Metrics:
     _bins: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Sum per bin of confidence minus correctness, and the count."""
 
-    def add(self, metrics: Iterable[Metric], prefix: str = "") -> None:
-        """Adds a metric. Raises ``ValueError`` for an invalid name, mask or reduction."""
+    def add(self, metrics: Iterable[Metric], prefix: str = "", *, readings: Readings | None = None) -> None:
+        """Adds metrics. Raises ``ValueError`` for an invalid name, mask or reduction.
+
+        Args:
+            readings: the metrics count when these are read; default: at once, which waits for the device of their values.
+        """
+        later = Readings() if readings is None else readings
         for metric in metrics:
             values, mask = torch.as_tensor(metric.values, dtype=torch.float64).detach(), metric.mask
             fits = mask is None or (mask.dtype == torch.bool and mask.shape == values.shape)
             if not fits or metric.reduce not in REDUCTIONS or not isinstance(metric.name, str):
                 needed = f"a name, reduce of {', '.join(REDUCTIONS)}, and a bool mask of the shape {list(values.shape)} or none"
                 raise ValueError(f"the metric {metric.name!r} needs {needed}")
-            counted = values[mask.to(values.device)] if mask is not None else values.reshape(-1)
-            name = prefix + metric.name
-            if counted.numel() == 0:
-                continue
-            if metric.reduce == "mean":
-                total, count = self._sums.get(name, (0.0, 0.0))
-                self._sums[name] = (total + float(counted.sum()), count + counted.numel())
-            elif metric.reduce == "sum":
-                self._totals[name] = self._totals.get(name, 0.0) + float(counted.sum())
-            elif metric.reduce == "min":
-                self._low[name] = min(self._low.get(name, math.inf), float(counted.min()))
-            elif metric.reduce == "max":
-                self._high[name] = max(self._high.get(name, -math.inf), float(counted.max()))
-            elif metric.reduce == "ess":
-                _add(self._weights, name, (float(counted.sum()), float(counted.square().sum()), counted.numel()))
-            else:
-                _add(self._bins, name, _overconfidence(counted))
+            if values.numel():
+                mask = None if mask is None else mask.to(values.device, non_blocking=True)
+                later.take(_numbers(values, mask, metric.reduce), partial(self._count, prefix + metric.name, metric.reduce))
+        if readings is None:
+            later.read()
+
+    def _count(self, name: str, reduce: str, numbers: list[float]) -> None:
+        """Counts what ``_numbers`` returned for a metric."""
+        count, *values = numbers
+        if not count:
+            return
+        if reduce == "mean":
+            total, before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (total + values[0], before + count)
+        elif reduce == "sum":
+            self._totals[name] = self._totals.get(name, 0.0) + values[0]
+        elif reduce == "min":
+            self._low[name] = min(self._low.get(name, math.inf), values[0])
+        elif reduce == "max":
+            self._high[name] = max(self._high.get(name, -math.inf), values[0])
+        else:
+            _add(self._weights if reduce == "ess" else self._bins, name, (*values, count))
 
     def join(self, other: Metrics, prefix: str = "") -> None:
         """Adds another part of the same optimizer batch. The result is the same as if its metrics had been added here."""
@@ -215,13 +227,32 @@ def _add(sums: dict[str, tuple[float, ...]], name: str, more: tuple[float, ...])
     sums[name] = tuple(map(sum, zip(sums[name], more, strict=True))) if name in sums else more
 
 
-def _overconfidence(given: Tensor) -> tuple[float, ...]:
-    """Returns the overconfidence in ``_bins``, for probabilities of tokens that turned out to be true; a probability of 0.5 is
-    half right.
+def _numbers(values: Tensor, mask: Tensor | None, reduce: str) -> Tensor:
+    """Returns ``[k]`` float64: how many values count, then what ``reduce`` needs of them. They are not chosen from the others,
+    because that would wait until the device has computed how many they are.
     """
+    count = values.new_full((), values.numel()) if mask is None else mask.sum()
+
+    def counted(otherwise: float) -> Tensor:
+        return values if mask is None else torch.where(mask, values, otherwise)
+
+    if reduce in ("min", "max"):
+        numbers = [counted(math.inf).min() if reduce == "min" else counted(-math.inf).max()]
+    elif reduce == "calibration":
+        numbers = [*_overconfidence(counted(0.5))]
+    else:
+        numbers = [counted(0.0).sum()] + ([counted(0.0).square().sum()] if reduce == "ess" else [])
+    return torch.stack([count.double(), *numbers])
+
+
+def _overconfidence(given: Tensor) -> Tensor:
+    """Returns ``[BINS]``: the overconfidence in ``_bins``, for probabilities of tokens that turned out to be true; a probability
+    of 0.5 is half right, and adds nothing.
+    """
+    given = given.reshape(-1)
     confidence, right = torch.maximum(given, 1 - given), (given > 0.5).double() + 0.5 * (given == 0.5)
     bins = ((confidence - 0.5) * 2 * BINS).long().clamp(0, BINS - 1)
-    return (*given.new_zeros(BINS).index_add(0, bins, confidence - right).tolist(), len(given))
+    return given.new_zeros(BINS).index_add(0, bins, confidence - right)
 
 
 def reduced(metrics: Iterable[Metric]) -> dict[str, float]:

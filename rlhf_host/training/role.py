@@ -104,7 +104,15 @@ def zero_loss(outputs: Outputs) -> Tensor:
     return torch.where(torch.isfinite(values), values, 0.0).sum() * 0.0
 
 
-def worker_rows(batch: Batch, rows: Sequence[int], device: torch.device) -> Batch:
-    """Returns the rows on a device, as worker hooks see them: without the fields that only the controller has."""
-    part = batch.batch().select(rows)
-    return part.map(lambda _, tensor: padded(tensor).to(device, non_blocking=True))
+def worker_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Returns the rows as worker hooks see them, padded, without the fields that only the controller has; where the batch is."""
+    return batch.batch().select(rows).map(lambda _, value: padded(value))
+
+
+def on_device(part: Batch, device: torch.device) -> Batch:
+    """Returns the rows on a device. Passes take them from the CPU, where layouts are made."""
+
+    def move(_: str, value: Any) -> Any:
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    return part.map(move)

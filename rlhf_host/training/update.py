@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
 from rlhf_host.training.actor_metrics import RESERVED, actor_metrics
 from rlhf_host.training.corrections import correction_weights
+from rlhf_host.training.readings import Readings
 from rlhf_host.training.reduction import Metrics, Reducer
-from rlhf_host.training.role import Role, rows_of, worker_rows, zero_loss
+from rlhf_host.training.role import Role, on_device, rows_of, worker_rows, zero_loss
 
 
 @dataclass(slots=True)
@@ -37,8 +39,8 @@ class PassResult:
     """Plugins that gave importance weights."""
     taken: set[str] = field(default_factory=set)
     """Plugins whose weights were applied to a loss term."""
-    parts: list[tuple[str, Tensor]] = field(default_factory=list)
-    """Plugin and loss term → its share, of the last micro-batch."""
+    readings: Readings = field(default_factory=Readings)
+    """Metrics, losses and checks of all micro-batches, read after the last."""
     counts: dict[str, int] = field(default_factory=dict)
     """Loss term → number of things it is the mean over."""
 
@@ -71,15 +73,15 @@ class Accumulation:
         result = PassResult()
         try:
             for number, rows in enumerate(plan):
-                part = worker_rows(batch, rows, self.role.passes.device) if rows else None
+                part = worker_rows(batch, rows) if rows else None
                 started = time.perf_counter()
                 last = number == len(plan) - 1
                 if part is None:
                     blank = self.role.blank()
                     if self.backend is not None:
                         self.backend.backward(blank, last)
-                elif not self._pass(part, [places[row] for row in rows], result, last):
-                    break
+                else:
+                    self._pass(part, [places[row] for row in rows], result, last)
                 result.compute_s += time.perf_counter() - started
                 if part is not None:
                     result.flops += self.role.passes.flops(part.prompt_ids, part.lengths.tolist(), part.group_id.tolist())
@@ -88,16 +90,28 @@ class Accumulation:
             if self.role.traits.even_passes:
                 raise
             result.failure = error
+        started = time.perf_counter()
+        try:
+            if result.failure is None:
+                result.readings.read()
+        except Exception as error:
+            result.failure = error
+        result.compute_s += time.perf_counter() - started
         return result
 
-    def _pass(self, part: Batch, places: list[int], result: PassResult, last: bool) -> bool:
-        """Runs one micro-batch; returns False if the others need not be computed."""
+    def _pass(self, rows: Batch, places: list[int], result: PassResult, last: bool) -> None:
+        """Runs one micro-batch, without waiting for its device.
+
+        Args:
+            rows: on the CPU.
+        """
         passes = self.role.passes
-        others = {} if passes.head.scalar else part.distributions
-        outputs = passes.forward(**rows_of(part), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
+        others = {} if passes.head.scalar else rows.distributions
+        outputs = passes.forward(**rows_of(rows), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
+        part = on_device(rows, passes.device)
         for other in self.whole:
             with torch.no_grad():
-                theirs = other.passes.forward(**rows_of(part), outputs=frozenset({"logits"})).logits
+                theirs = other.passes.forward(**rows_of(rows), outputs=frozenset({"logits"})).logits
             outputs.others[other.name] = whole_distribution(theirs, outputs.logits, part)
         loss: Tensor | None = None
         try:
@@ -109,52 +123,57 @@ class Accumulation:
             result.failure = error
         if self.backend is not None and (self.role.traits.even_passes if loss is None else not loss.requires_grad):
             loss = zero_loss(outputs)
-        if loss is None:
-            return True
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            whose = "; ".join(name for name, part in result.parts if not math.isfinite(float(part)))
-            result.refused = f"{self.role.name}: the loss is {value}" + (f" (of {whose})" if whose else "")
-            if not self.role.traits.even_passes:
-                return False
-            loss = zero_loss(outputs)
-        result.loss += value
-        if self.backend is not None:
+        if loss is not None and self.backend is not None:
             self.backend.backward(loss, last)
-        return True
 
     def _loss(self, outputs: Outputs, part: Batch, places: list[int], result: PassResult) -> Tensor | None:
         """Returns a micro-batch's share of the loss, computed by the plugins; writes their metrics into ``result``."""
-        corrections = correction_weights(self.hooks, outputs, part, gates_only=self.against_sampler)
+        readings = result.readings
+        corrections = correction_weights(self.hooks, outputs, part, gates_only=self.against_sampler, readings=readings)
         if corrections is not None:
             result.corrections |= corrections.keys
         loss: Tensor | None = None
-        result.parts.clear()
+        parts: list[tuple[str, Tensor]] = []
         for key, item in ask(self.hooks, "compute_loss", part, role=self.role.name, outputs=outputs):
             with blaming(key, "compute_loss"):
                 if isinstance(item, Metric):
-                    result.metrics.add([item])
+                    result.metrics.add([item], readings=readings)
                     continue
                 reduced = self.reducer.reduce(item, places, corrections, self.hooks.by_key[key].alias)
                 if self.backend is None:
                     result.counts[item.name] = self.reducer.count(item, self.hooks.by_key[key].alias)
-            if self.backend is not None and not reduced.requires_grad and float(reduced) != 0:
-                raise RunError(
-                    f"{key}: loss term {item.name!r} has no gradient: make it of outputs, without detach and no_grad"
-                )
+            if self.backend is not None and not reduced.requires_grad:
+                readings.take(reduced, partial(_refuse_constant, key, item.name))
             if corrections is not None and item.corrected:
                 result.taken |= corrections.of(item.values)[1]
-            result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")])
-            result.parts.append((f"{key}, {item.name!r}", reduced.detach()))
+            result.metrics.add([Metric(f"loss/{item.name}", reduced.detach(), reduce="sum")], readings=readings)
+            parts.append((f"{key}, {item.name!r}", reduced.detach()))
             loss = reduced if loss is None else loss + reduced
             result.terms += 1
         if outputs.router_loss is not None and self.backend is not None and loss is not None:
             loss = loss + self._router_term(outputs.router_loss, part, places, result)
         if self.role.name == "actor" and outputs.logprobs is not None:
-            result.metrics.add(
-                actor_metrics(outputs, part, corrections, sampled_now=self.sampled_now, against_sampler=self.against_sampler)
+            metrics = actor_metrics(
+                outputs, part, corrections, sampled_now=self.sampled_now, against_sampler=self.against_sampler
             )
+            result.metrics.add(metrics, readings=readings)
+        if loss is not None:
+            names, shares = zip(*parts, strict=True)
+            readings.take(torch.stack([loss.detach(), *shares]), partial(self._count, result, names))
         return loss
+
+    def _count(self, result: PassResult, names: Sequence[str], losses: list[float]) -> None:
+        """Counts the loss of a micro-batch; refuses the update if it is not finite.
+
+        Args:
+            names: plugin and loss term of each share of the loss.
+            losses: the loss, then these shares.
+        """
+        loss, *shares = losses
+        result.loss += loss
+        if not math.isfinite(loss) and result.refused is None:
+            whose = "; ".join(name for name, share in zip(names, shares, strict=True) if not math.isfinite(share))
+            result.refused = f"{self.role.name}: the loss is {loss}" + (f" (of {whose})" if whose else "")
 
     def _router_term(self, router_loss: Tensor, part: Batch, places: list[int], result: PassResult) -> Tensor:
         """Returns the routers' loss, weighted by the micro-batch's share of the tokens in the loss. It is the one term that
@@ -163,8 +182,14 @@ class Accumulation:
         assert self.role.passes.balance is not None
         values = router_loss.expand(part.loss_mask.shape)
         reduced = self.reducer.reduce(LossTerm("router", values, coefficient=self.role.passes.balance.coef), places, None)
-        result.metrics.add([Metric("loss/router", reduced.detach(), reduce="sum")])
+        result.metrics.add([Metric("loss/router", reduced.detach(), reduce="sum")], readings=result.readings)
         return reduced
+
+
+def _refuse_constant(key: str, term: str, share: list[float]) -> None:
+    """Raises ``RunError`` for a loss term that has a value, and no gradient."""
+    if share != [0.0]:
+        raise RunError(f"{key}: loss term {term!r} has no gradient: make it of outputs, without detach and no_grad")
 
 
 def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) -> Distribution:

@@ -20,8 +20,9 @@ from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import group_rows, plan_microbatches
+from rlhf_host.training.readings import Readings
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
-from rlhf_host.training.role import Role, rows_of, worker_rows
+from rlhf_host.training.role import Role, on_device, rows_of, worker_rows
 from rlhf_host.training.update import Accumulation, PassResult, ask
 
 
@@ -77,10 +78,10 @@ class Worker:
         return results
 
     def _parts(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-        """Yields the micro-batches of these rows. If only other ranks have rows, runs a pass that is not counted."""
+        """Yields the micro-batches of these rows, on the CPU. If only other ranks have rows, runs a pass that is not counted."""
         for rows in self._plan(role, batch, some):
             if rows:
-                yield rows, worker_rows(batch, rows, role.passes.device)
+                yield rows, worker_rows(batch, rows)
             else:
                 role.blank()
 
@@ -204,7 +205,7 @@ class Worker:
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Batch, in_loss: Sequence[int]) -> None:
-        metrics = Metrics()
+        metrics, readings = Metrics(), Readings()
         failure: Exception | None = None
         others = sorted({*range(len(batch))}.difference(in_loss))
         # Rows that do not train are there for their statistics. Ranks must agree: one may have none of them.
@@ -216,12 +217,17 @@ class Worker:
             if failure is not None:
                 continue
             try:
-                for key, item in ask(self.hooks, "batch_statistics", part, role=role.name, outputs=outputs):
+                there = on_device(part, role.passes.device)
+                for key, item in ask(self.hooks, "batch_statistics", there, role=role.name, outputs=outputs):
                     with blaming(key, "batch_statistics"):
                         assert isinstance(item, Metric)
-                        metrics.add([item], role.prefix)
+                        metrics.add([item], role.prefix, readings=readings)
             except Exception as error:
                 failure = error
+        try:
+            readings.read()
+        except Exception as error:
+            failure = failure or error
         reports = self.ranks.gather((None if failure is None else str(failure), metrics))
         if errors := [message for message, _ in reports if message is not None]:
             raise failure or RunError(errors[0])
@@ -240,8 +246,14 @@ class Worker:
         longest = max((lengths[row] for row in some), default=1)
         role.passes.prepare(max(self.ranks.gather(longest)) if even else longest)
 
+        def of(rows: list[int]) -> tuple[list[Sequence[int]], list[int], list[int]]:
+            return [prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows]
+
         def cost(rows: list[int]) -> int:
-            return role.passes.cost([prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows])
+            return role.passes.cost(*of(rows))
+
+        def tokens(rows: list[int]) -> int:
+            return role.passes.tokens(*of(rows))
 
         together = AlgoNeeds.of(self.needs).unit_rows
         names = batch.unit_id.tolist() if together else groups
@@ -249,7 +261,9 @@ class Worker:
         if role.passes.one_by_one and not together:
             plan = [[row] for row in some]
         else:
-            plan = plan_microbatches(units, lengths, self.settings.max_tokens_per_microbatch, cost, together)
+            plan = plan_microbatches(
+                units, lengths, self.settings.max_tokens_per_microbatch, cost, tokens if together else None
+            )
         if even:
             plan += [[]] * (max(self.ranks.gather(len(plan))) - len(plan))
         return plan

@@ -149,15 +149,15 @@ def test_prompts_are_not_shared_beyond_a_sliding_window(rows):
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     passes, (ids, mask) = Passes(model), rows
     passes.prepare(15)
-    assert passes.cost(PROMPTS, LENGTHS) == 12 + sum(max(0, length - 1) for length in LENGTHS)
+    assert passes.tokens(PROMPTS, LENGTHS) == 12 + sum(max(0, length - 1) for length in LENGTHS)
     with pytest.warns(UserWarning, match="Gemma3ForCausalLM gives other results in the shared layout for rows of 32 tokens"):
         passes.prepare(17)
-    assert passes.cost(PROMPTS, LENGTHS) == len(PROMPTS) * 13
+    assert passes.tokens(PROMPTS, LENGTHS) == len(PROMPTS) * 13
     torch.testing.assert_close(
         passes.forward(PROMPTS, ids, mask).logprobs, one_by_one(model, ids, mask, 1.0)[0], rtol=1e-5, atol=1e-5
     )
     passes.prepare(15)
-    assert passes.cost(PROMPTS, LENGTHS) < len(PROMPTS) * 13
+    assert passes.tokens(PROMPTS, LENGTHS) < len(PROMPTS) * 13
 
 
 @pytest.mark.parametrize("shared_prefix", ["off", "on"])
@@ -404,12 +404,12 @@ def test_impossible_requests_are_refused(rows):
 def test_prompts_are_shared_where_that_saves_something():
     passes, eight = Passes(make_model("llama")), [LONG] * 8
     passes.prepare(70)
-    assert passes.cost(eight, [4] * 8) == 8 + 24
-    assert Passes(passes.model, shared_prefix="off").cost(eight, [4] * 8) == 8 * 11
-    assert passes.cost(eight, [4] * 8, [0] * 4 + [1] * 4) == 16 + 24
-    assert passes.cost([[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 8  # nothing in common
-    assert passes.cost([SHORT, LONG], [1, 60]) == 70  # nothing in common, but half of it would be padding
-    assert passes.cost([], []) == 0
+    assert passes.tokens(eight, [4] * 8) == 8 + 24
+    assert Passes(passes.model, shared_prefix="off").tokens(eight, [4] * 8) == 8 * 11
+    assert passes.tokens(eight, [4] * 8, [0] * 4 + [1] * 4) == 16 + 24
+    assert passes.tokens([[7] * 4 + [i] for i in range(8)], [4] * 8) == 8 * 8  # nothing in common
+    assert passes.tokens([SHORT, LONG], [1, 60]) == 70  # nothing in common, but half of it would be padding
+    assert passes.tokens([], []) == 0
 
 
 @pytest.mark.parametrize("shared_prefix", ["on", "off"])

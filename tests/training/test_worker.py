@@ -504,16 +504,16 @@ def test_micro_batches_keep_the_budget_and_every_row_once():
         return len(rows) * max(lengths[i] for i in rows)
 
     for budget in (1, 10, 16, 30, 100, 10_000):
-        parts = plan_microbatches(units, lengths, budget, cost, rows_together=False)
+        parts = plan_microbatches(units, lengths, budget, cost)
         assert sorted(row for part in parts for row in part) == list(range(8))
         assert all(cost(part) <= budget or len(part) == 1 for part in parts)
 
 
 def test_rows_that_must_stay_together_are_never_split():
-    parts = plan_microbatches([[0, 1], [2, 3]], [5, 5, 5, 5], 12, lambda rows: 5 * len(rows), rows_together=True)
+    parts = plan_microbatches([[0, 1], [2, 3]], [5, 5, 5, 5], 12, *[lambda rows: 5 * len(rows)] * 2)
     assert sorted(map(sorted, parts)) == [[0, 1], [2, 3]]
     with pytest.raises(Exception, match=r"raise train\.max_tokens_per_microbatch"):
-        plan_microbatches([[0, 1], [2, 3]], [5] * 4, 9, lambda rows: 5 * len(rows), rows_together=True)
+        plan_microbatches([[0, 1], [2, 3]], [5] * 4, 9, *[lambda rows: 5 * len(rows)] * 2)
 
 
 @pytest.mark.parametrize(
