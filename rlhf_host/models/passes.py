@@ -384,7 +384,8 @@ class Passes:
         """Returns ``_states`` at the places that predict, then at the last ones, for trials."""
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
-        line = Line(compute, [at], at.predicts, at.last, at.last, *[at.predicts] * 4, exact)
+        unread = at.predicts
+        line = Line(compute, [at], at.predicts, at.last, at.last, unread, unread, unread, unread, exact)
         # A backend that runs passes keeps the weights in pieces, which nothing may widen.
         with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():
             return self._through(line, lambda states: {"states": states[places]})["states"]

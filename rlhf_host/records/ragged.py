@@ -182,7 +182,7 @@ class RaggedTensor(Tensor):
         fill = self.fill if len(self.fill) == 1 else self.fill[list(index)]
         return RaggedTensor(stored, self.rows.select(index, width), fill, self.dtype)
 
-    def put(self, index: Sequence[int], part: Tensor) -> None:
+    def put_rows(self, index: Sequence[int], part: Tensor) -> None:
         """Writes rows: ``part`` is ``[b, t, ...]``, or their tokens ``[n, ...]`` one row after the other."""
         assert self.whole is None
         by_row = part.dim() == self.dim()
@@ -201,7 +201,7 @@ class RaggedTensor(Tensor):
     def tolist(self) -> list[Any]:
         return self.padded().tolist()
 
-    def __repr__(self, *, tensor_contents: None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.padded())
 
     def __deepcopy__(self, memo: object) -> Tensor:
@@ -222,7 +222,7 @@ class RaggedTensor(Tensor):
         )
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         from rlhf_host.records.ragged_operations import on_padded, on_tokens
 
         kwargs = kwargs or {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rlhf_host.records.ragged import RaggedTensor, Rows, padded
+
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 PIECE = 2**21
 """Largest number of cells that are padded at once where a result is computed row by row."""
@@ -23,11 +26,12 @@ _WHOLE = {"sum", "any", "all", "max", "min", "amax", "amin"}
 """Reductions of all elements that tokens and padding have apart."""
 
 
-def by_rows(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def by_rows(function: _Function) -> _Function:
     """Decorates a function of tensors ``[B, T]`` and ``[B]`` whose result ``[B, T]`` is computed row by row, and is 0 at padding:
     where tensors are ragged it gets some rows at a time, of similar lengths.
     """
 
+    @functools.wraps(function)
     def call(*tensors: Tensor | None, **named: Any) -> Tensor:
         every = [*tensors, *named.values()]
         first = next((one for one in every if isinstance(one, RaggedTensor) and one.whole is None), None)
@@ -46,11 +50,10 @@ def by_rows(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             part = function(*map(cut, tensors), **{name: cut(value) for name, value in named.items()})
             if out is None:
                 out = rows.zeros(dtype=part.dtype)
-            out.put(index, part)
+            out.put_rows(index, part)
         return function(*tensors, **named) if out is None else out
 
-    call.__doc__, call.__name__, call.__wrapped__ = function.__doc__, function.__name__, function  # type: ignore[attr-defined]
-    return call
+    return cast(_Function, call)
 
 
 def in_pieces(values: Tensor, mask: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Callable[[list[Tensor]], Tensor]]:
@@ -58,17 +61,18 @@ def in_pieces(values: Tensor, mask: Tensor) -> tuple[list[tuple[Tensor, Tensor]]
     that puts pieces together to ``[B, T]``, with 0 at padding.
     """
     rows = values.rows if isinstance(values, RaggedTensor) and values.whole is None else None
-    if rows is None or not isinstance(mask, RaggedTensor) or _cannot_cut(mask, rows) or bool(mask.fill.any()):
+    if rows is None or not isinstance(mask, RaggedTensor) or _cannot_cut(mask, rows):
         values, mask = padded(values), padded(mask)
         flat, shape = (values.expand(mask.shape).reshape(-1), mask.reshape(-1)), mask.shape
         return list(zip(*(one.split(PIECE) for one in flat), strict=True)), lambda parts: torch.cat(parts).view(shape)
-    pieces = list(zip(values.tokens.split(PIECE), mask.tokens.split(PIECE), strict=True))
+    pieces = list(zip(rows.tokens(values).split(PIECE), rows.tokens(mask).split(PIECE), strict=True))
     return pieces, lambda parts: RaggedTensor(torch.cat(parts), rows)
 
 
 def _cannot_cut(value: Any, rows: Rows) -> bool:
     if isinstance(value, RaggedTensor):
-        return value.whole is not None or not value.rows.same(rows) or value.dim() != 2
+        masks_padding = value.dtype == torch.bool and bool(value.fill.any())
+        return value.whole is not None or masks_padding or not value.rows.same(rows) or value.dim() != 2
     return isinstance(value, Tensor) and value.dim() > 1
 
 

@@ -50,7 +50,7 @@ class KeptLogprobs:
                     f"a row of step {batch.step} was not there when log-probabilities were computed before the run: remove"
                     f" {self._directory} and start again"
                 )
-            out.put([number], torch.from_numpy(np.array(self._values[begin : begin + len(completion)])))
+            out.put_rows([number], torch.from_numpy(np.array(self._values[begin : begin + len(completion)])))
         return out
 
     def _find(self, first: int, second: int) -> int | None:

@@ -29,7 +29,7 @@ from rlhf_host.training.update import Accumulation, PassResult, ask
 def place(whole: Tensor, rows: Sequence[int], part: Tensor) -> None:
     """Writes the values computed for these rows, which may be cut to a shorter ``T``."""
     if isinstance(whole, RaggedTensor):
-        whole.put(rows, part)
+        whole.put_rows(rows, part)
     elif part.dim() > 1:
         whole[rows, : part.shape[1]] = part
     else:
