@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -123,6 +123,16 @@ setup-nemo-gym: build/nemo-gym/bin/python ## make build/nemo-gym, an environment
 
 test-nemo-gym: setup build/nemo-gym/bin/python ## train on example_multi_step of the real NeMo Gym
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_nemo_gym.py
+
+# In an environment of its own: it wants other versions of what it shares with the host.
+build/cluster-tools/bin/python:
+	rm -rf build/cluster-tools.unfinished
+	$(PYTHON) -m venv build/cluster-tools.unfinished
+	build/cluster-tools.unfinished/bin/python -m pip install --quiet --disable-pip-version-check skypilot==0.14.1 kubernetes-validate==1.37.0
+	@rm -rf build/cluster-tools && mv build/cluster-tools.unfinished build/cluster-tools
+
+test-clusters: setup build/cluster-tools/bin/python ## let SkyPilot and Kubernetes' schemas read the files of examples/cluster
+	$(VENV)/bin/python -m pytest tests/outside/test_cluster_tools.py
 
 test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
 	$(VENV)/bin/python scripts/fetch_oracles.py

@@ -29,6 +29,12 @@ SLOW = {
     "tests/runtimes/test_ray_leftovers.py": ("", "what a killed controller leaves"),
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),
+    "tests/packaging/test_constraints.py": (
+        "fit_together|are_noticed",
+        "versions for GPUs, resolved from the index; that all files agree at every change",
+    ),
+    "tests/packaging/test_dockerfile.py": ("", "all packages installed by the Dockerfile's own commands"),
+    "tests/runtimes/test_wait_for_nodes.py": ("joins_late", "a cluster that a machine joins late"),
     "tests/test_notebook.py": ("", "the notebook, executed"),
     "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
     "tests/engines/test_vllm_start.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
