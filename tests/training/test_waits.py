@@ -25,6 +25,6 @@ def test_micro_batches_do_not_wait_for_their_device(tiny_model, shared_prefix, m
     assert found["passes"] == [of_model] * count
     # Once for metrics, losses and checks, once for the norm; and where a role's outputs go to the CPU, once per micro-batch.
     assert [place for _, place in found["after"]] == ["readings.py, read", "torch_backend.py, step"]
-    assert [place for _, place in found["outputs"]] == ["worker.py, _fill"] * count
+    assert found["outputs"] == [*of_model, ["read", "worker.py, _fill"]] * count
     assert found["far"]["sum"] == pytest.approx(found["near"]["sum"], rel=1e-4)
     assert found["far"]["metrics"] == pytest.approx(found["near"]["metrics"], rel=1e-3, abs=1e-6)
