@@ -149,10 +149,10 @@ def read_metrics(path: Path) -> dict[str, list[float | None]]:
 
 
 def tensors(run_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of every ``*.safetensors``, in sorted order; its name begins with the file's."""
+    """Every tensor of every ``*.safetensors``; its name begins with the folder's, because several files may hold one model."""
     for file in sorted(run_dir.rglob("*.safetensors")):
         for name, tensor in sorted(load_file(file).items()):
-            yield f"{file.relative_to(run_dir)}:{name}", tensor
+            yield f"{file.parent.relative_to(run_dir)}:{name}", tensor
 
 
 def digest(content: bytes) -> str:

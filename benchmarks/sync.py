@@ -172,7 +172,7 @@ def main() -> None:
     for engine in engines:
         engine.close()
     print("\n".join(lines))
-    print(f"ipc: {overlapping} of {len(lines) - 2} buckets were packed before the bucket before was loaded")
+    print(f"ipc: {overlapping} of {len(lines) - 2} buckets began to be packed before the previous one was loaded")
     for name, rates in found.items():
         print(f"{name:10} {rates['gb_per_s']:6.2f} GB/s  {rates['seconds']:7.3f} s")
     print(

@@ -189,15 +189,18 @@ def _reduced(func: Any, name: str, args: Any, kwargs: Any, tensor: RaggedTensor)
         and tensor.device.type == "cpu"
     ):
         return _reduced_rows(func, name, named, tensor)
-    parts = []
+    whole: list[Tensor] = []
     size = max(1, PIECE // tensor.rows.width)
     for begin in range(0, len(tensor), size):
         # As wide as the whole: the order of a sum depends on it.
         index = range(begin, min(begin + size, len(tensor)))
-        parts.append(func(tensor.padded(index), *args[1:], **kwargs))
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    return type(parts[0])([torch.cat(part) for part in zip(*parts, strict=True)])
+        part = func(tensor.padded(index), *args[1:], **kwargs)
+        parts = (part,) if isinstance(part, Tensor) else part
+        # Small results between large pieces would keep the allocator from using the pieces' memory again.
+        whole = whole or [one.new_empty(len(tensor), *one.shape[1:]) for one in parts]
+        for out, one in zip(whole, parts, strict=True):
+            out[begin : index.stop] = one
+    return whole[0] if isinstance(part, Tensor) else type(part)(whole)
 
 
 def _reduced_rows(func: Any, name: str, named: dict[str, Any], tensor: RaggedTensor) -> Tensor:
