@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
+from rlhf_host.backends.parking import Parking
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig
@@ -147,7 +148,7 @@ def deepspeed():
     made = object.__new__(DeepSpeedBackend)
     made.engine, made.ranks = Engine(), Other(times=1.0)
     made.role, made.total_updates, made.lr, made.updates = RoleConfig(lr=1.0, warmup_steps=4), 8, 1.0, 0
-    made.options, made.parameters = SimpleNamespace(zero_stage=2), []
+    made.options, made.parameters, made._parking = SimpleNamespace(zero_stage=2), [], Parking(torch.device("cpu"))
     return made
 
 
