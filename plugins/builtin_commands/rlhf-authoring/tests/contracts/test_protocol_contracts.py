@@ -94,6 +94,12 @@ TABLE = [
         "            while len(answer",
     ),
     engine("sleeping_is_undone", '"""Undo ``sleep``."""', "self.version += 1"),
+    engine(
+        "weights_come_into_an_engine_that_sleeps_without_them",
+        '"""Undo ``sleep``."""',
+        '"""Undo ``sleep``."""\n\n    async def sleep_empty(self) -> None:\n        pass\n\n'
+        "    async def wake_weights(self) -> None:\n        pass",
+    ),
     engine("loads_replace_the_weights", "copy_weights(self.model, buckets)", "list(buckets)"),
     engine("loads_replace_the_weights", "        self.version = version\n\n    def _require", "\n    def _require"),
     engine(
