@@ -128,9 +128,10 @@ class WorkerActor:
         # Where Ray is told to leave the variable alone, a process would see all GPUs and take the first.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus()) if gpu else ""
         threads = setup.train.threads
-        if cpus is not None and not threads and not _user_set_threads():
-            threads = cpus
-            os.environ["OMP_NUM_THREADS"] = str(cpus)  # for libraries that are not loaded yet
+        if not threads and not _user_set_threads():
+            threads = int(os.environ.get("OMP_NUM_THREADS") or 0) if cpus is None else cpus
+        if threads:
+            os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are not loaded yet
         import torch
 
         from rlhf_host.backends.ranks import Ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -440,6 +441,7 @@ def share(ranks: Ranks, model: Path, kind: str, directory: Path) -> dict[str, in
     sizes = saved_bytes(backend.model)
     with mock.patch.object(deepspeed_backend, "COPIED_BYTES", 20_000), Kept(backend.model) as kept:
         writer = backend.save_model(directory)
+        gc.collect()
         held = kept.alive
     writer()
     return {"held": held, "most": kept.most, "whole": sum(sizes.values()), "largest": max(sizes.values())}
