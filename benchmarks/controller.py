@@ -1,4 +1,4 @@
-"""What the controller does with one rollout of many tokens: records, tensors, advantages, and rows for ranks.
+"""Work of the controller on one rollout of many tokens: records, tensors, advantages, and rows for ranks.
 
     python benchmarks/controller.py [--trajectories N] [--mean TOKENS] [--longest TOKENS] [--ranks N ...]
 

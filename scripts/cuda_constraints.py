@@ -1,4 +1,4 @@
-"""Which versions fit together on Linux x86-64 with NVIDIA GPUs: writes ``constraints/cuda.txt``, or checks it.
+"""Versions that fit together on Linux x86-64 with NVIDIA GPUs: writes ``constraints/cuda.txt``, or checks it.
 
     python scripts/cuda_constraints.py
     python scripts/cuda_constraints.py --check

@@ -1,4 +1,4 @@
-"""What only a GPU can show: eighteen parts, each with a number to meet. For one GPU of the H200's class, 45 minutes in all.
+"""Measurements that only a GPU can give: eighteen parts, each with a number to meet. 45 minutes in all on one of the H200's class.
 
     python scripts/gpu_accept.py --list
     python scripts/gpu_accept.py [--part NAME ...] [--peer-python PATH] > figures.jsonl

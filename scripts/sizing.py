@@ -215,7 +215,7 @@ class Way:
     held: Callable[[Sizes, int], float]
     """The same between steps."""
     stays: Callable[[Sizes, int], float]
-    """What of it is on the device while engines sample."""
+    """Its part on the device while engines sample."""
     checkpointing: bool = False
     copies: bool = False
     """Autocast keeps a copy of each float32 matrix for a pass."""

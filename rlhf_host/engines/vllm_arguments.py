@@ -1,4 +1,4 @@
-"""What arguments of vLLM's ``EngineArgs`` mean to the host: which it refuses, and what follows from others."""
+"""Meaning of arguments of vLLM's ``EngineArgs`` to the host: those that it refuses, and what follows from others."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from rlhf_host.protocols import Buckets
 
 GIVEN_UP = "stopped, because another process of the engine failed"
 State = tuple[str, Any]
-"""How far a call is: ``runs``; ``asks`` to load, with the version; ``loads``; ``loaded``, and waits for the engine; ``failed`` to
+"""Progress of a call: ``runs``; ``asks`` to load, with the version; ``loads``; ``loaded``, and waits for the engine; ``failed`` to
 load, with the reason; ``ended``, with ``pickled`` of its result. Plain values.
 """
 

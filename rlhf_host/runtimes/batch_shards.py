@@ -112,7 +112,7 @@ class _Column:
     """A field of all rows."""
 
     kind: Literal["same", "rows", "padded", "tokens"]
-    """What a rank gets: all of it, its rows, its rows as they are with padding, or its rows' tokens."""
+    """Part of a rank: all of it, its rows, its rows as they are with padding, or its rows' tokens."""
     values: Any
     dtype: torch.dtype | None = None
     fill: int = 0

@@ -88,22 +88,20 @@ class RayRuntime:
         self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
         self.pool.resync = self._resync
         starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
-        if turns or any(place.kind == "gpu" for place in shared):
-            wait_all(starting, "the engines")  # before workers load, because an engine plans with the memory that is free
+        # Before workers load, because an engine plans with the memory that is free.
+        first = turns or any(place.kind == "gpu" for place in shared)
+        infos = self._wait_for_engines(starting) if first else []
         if turns:
-            self.pool.lives.start(wait_all(starting, "the engines"))
             self.pool.sleep(keep=False)
         loading = self._load(groups, placed=bool(start.placement))
         answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
         lengths = {name: length for own, _ in answers for name, length in own.items()}
-        infos: list[EngineInfo] = wait_all(starting, "the engines")
+        infos = infos if first else self._wait_for_engines(starting)
         self.exact = all(exact for _, exact in answers) and all(info.exact for info in infos)
         shortest = min([lengths["actor"], *(info.context_length or lengths["actor"] for info in infos)])
         self.context_lengths = {**lengths, "actor": shortest}
         self.engine = self.pool if engines else None
         self.engines: dict[str, Generator] = {}
-        if not turns:
-            self.pool.lives.start(infos)
         if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
             self.pool.synced(engine_setup.version)
         self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=AlgoNeeds.of(start.needs).unit_rows)
@@ -117,6 +115,11 @@ class RayRuntime:
         self._lock = asyncio.Lock()
         self._version = NO_WEIGHTS
         self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
+
+    def _wait_for_engines(self, starting: Sequence[Any]) -> list[EngineInfo]:
+        infos: list[EngineInfo] = wait_all(starting, "the engines")
+        self.pool.lives.start(infos)
+        return infos
 
     def _processes(
         self,
@@ -211,8 +214,10 @@ class RayRuntime:
         else:
             await asyncio.to_thread(self._phases.send)
             self._phases.keep = True  # a proof computes between two probes
-            await self._bring_weights()
-            self._phases.keep = False
+            try:
+                await self._bring_weights()
+            finally:
+                self._phases.keep = False
             await asyncio.to_thread(self._phases.sample)
         self.pool.synced(self._version)
 

@@ -15,6 +15,8 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import Bucket, Buckets, Weights
 
 ALIGNMENT = 64
+SLOTS = 2
+"""Number of buffers of a route: one bucket is packed or loaded while the other is on its way."""
 SENT = "sent"
 """Key in ``Weights.state``: bytes and seconds of sending since ``take_sent``."""
 
@@ -117,7 +119,7 @@ def gathered(
             sent += sum(tensor.numel() * wire.type_of(name, tensor.dtype).itemsize for name, tensor in bucket)
             yield bucket
 
-    buckets = weights.buckets(bucket_bytes, everywhere=True) if everywhere else weights.buckets(bucket_bytes)
+    buckets = weights.buckets(bucket_bytes, everywhere)
     try:
         yield counted()
     finally:

@@ -74,8 +74,9 @@ class ConnectedSync(RemoteSync):
         routes = self.plan(places[TRAINER], engines, names)
         self._say_detours(routes, names, [*places[TRAINER], *engines])
         kept = [one["kept"] for target in targets for one in ends[target.name]]
-        self._sending = self.options.wire() | {"everywhere": any(route.sender for route in routes), "wire": self._wire(kept)}
-        self._sending.pop("dtype")
+        sending = self.options.wire()
+        wire = self._wire(sending.pop("dtype"), kept)
+        self._sending = sending | {"everywhere": any(route.sender for route in routes), "wire": wire}
         timeout_s, one_machine = self.options.timeout_s, len({place.machine for place in [*places[TRAINER], *engines]}) == 1
         listening = source.run(f"{RENDEZVOUS}:listen", address=self.address(one_machine), timeout_s=timeout_s)
         host, port = (await self.together("connecting", {TRAINER: listening}))[TRAINER][0]
@@ -87,11 +88,12 @@ class ConnectedSync(RemoteSync):
             first += len(places[target.name])
         await self.together("connecting", jobs)
 
-    def _wire(self, kept: Sequence[Any]) -> dict[str, Any]:
+    @staticmethod
+    def _wire(asked: str | None, kept: Sequence[Any]) -> dict[str, Any]:
         """Returns the types of the weights on their way (``Wire``): those that all engines keep, unless the run asks for one."""
         first = kept[0] if kept and all(one == kept[0] for one in kept) else None
         dtype, others = first or (None, ())
-        return {"asked": self.options.wire()["dtype"], "kept": dtype, "others": list(others)}
+        return {"asked": asked, "kept": dtype, "others": list(others)}
 
     def _say_detours(self, routes: Sequence[Route], names: Sequence[str], places: Sequence[Place]) -> None:
         """Logs, once, which engines get weights in a slow way, and why."""

@@ -16,12 +16,10 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo
 
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Bucket
-from rlhf_host.weight_sync.buckets import BucketLayout
+from rlhf_host.weight_sync.buckets import SLOTS, BucketLayout
 from rlhf_host.weight_sync.remote_sync import OtherEndGone
 from rlhf_host.weight_sync.rendezvous import Board
 
-SLOTS = 2
-"""Number of buffers: one bucket is packed, or loaded, while the other is on its way."""
 ABORT_S = 5.0
 """Seconds that the end of a group may take; after that it goes on by itself."""
 LOOK_S = 0.05

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Bucket
-from rlhf_host.weight_sync.buckets import BucketLayout
+from rlhf_host.weight_sync.buckets import SLOTS, BucketLayout
 from rlhf_host.weight_sync.rendezvous import Board
-
-SLOTS = 2
-"""Number of buffers: the trainer packs one bucket while the engines load the other."""
 
 
 class HostMemory:

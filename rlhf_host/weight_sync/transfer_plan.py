@@ -12,7 +12,7 @@ Rest = Literal["gloo", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process computes."""
+    """Location of one process's computation."""
 
     machine: str
     device: str

@@ -402,8 +402,7 @@ def test_every_rank_keeps_and_writes_its_share_of_a_model(pair, tiny_model, tmp_
         assert each["held"] < 0.6 * each["whole"]
         # What is gathered, a copy of it, and this process's part of that in host memory.
         assert each["most"] <= each["held"] + 3 * max(20_000, each["largest"])
-    held, whole = sum(each["held"] for each in found), found[0]["whole"]
-    assert whole <= held < 1.1 * whole, "all weights once; other small tensors may be alive"
+    assert sum(each["held"] for each in found) == found[0]["whole"]
     assert {file.name for file in tmp_path.iterdir()} == {
         "config.json",
         "generation_config.json",

@@ -281,7 +281,7 @@ def test_a_command_never_begins_where_machines_are_missing(machine, port):
 
 @pytest.fixture
 def slurm():
-    """What SLURM sets, and something that listens at the port of this job."""
+    """Variables that SLURM sets, and something that listens at the port of this job."""
     for job in range(41234, 41334):
         try:
             server = socket.create_server(("127.0.0.1", 20000 + job % 20000))

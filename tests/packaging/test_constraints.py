@@ -30,7 +30,7 @@ def pins(path: Path = PINS) -> dict[str, str]:
 
 
 def asked_for(path: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """What a project requires, its extras, and what it is built with."""
+    """Requirements of a project, its extras, and what it is built with."""
     settings = tomllib.loads(path.read_text())
     project = settings["project"]
     return project["dependencies"], project.get("optional-dependencies", {}), settings["build-system"]["requires"]
