@@ -97,7 +97,7 @@ def _value_loss(outputs: Outputs, batch: Batch, clip: float | None) -> list[Loss
 def _critic_metrics(values: Tensor, returns: Tensor, mask: Tensor) -> list[Metric]:
     """Returns means, and explained variance ``1 − Var(G − V) / Var(G)``, which is left out if all returns are the same."""
     metrics = [Metric("critic/value", values, mask), Metric("critic/return", returns, mask)]
-    if mask.any() and (spread := float(returns[mask].double().var(correction=0))) > 1e-8:
-        error = float((returns - values)[mask].double().var(correction=0))
+    if mask.any() and (spread := float(returns[mask].var(correction=0))) > 1e-8:
+        error = float((returns - values)[mask].var(correction=0))
         metrics.append(Metric("critic/explained_variance", 1 - error / spread))
     return metrics
