@@ -30,10 +30,11 @@ class DeepSpeed:
         zero_stage: Literal[0, 1, 2, 3] = Field(
             2, description="what is split over ranks: 1 optimizer state, 2 also gradients, 3 also weights; 0 nothing"
         )
-        precision: Literal["fp32", "bf16", "fp16"] = Field(
-            "fp32",
+        precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+            "auto",
             description="type of the weights in forward passes (16 bits: the optimizer has an fp32 copy); fp32: train.autocast sets"
-            " the precision of products; fp16: needs train.on_nonfinite skip, because its first steps overflow",
+            " the precision of products; fp16: needs train.on_nonfinite skip, because its first steps overflow; auto: bf16 at"
+            " stage 3 on GPUs, else fp32",
         )
         optimizer: Literal["torch", "deepspeed"] = Field(
             "torch", description="AdamW of PyTorch, or of DeepSpeed, whose operators are compiled at the first use"
@@ -65,7 +66,7 @@ class DeepSpeed:
 
         @model_validator(mode="after")
         def _together(self) -> DeepSpeed.Options:
-            if self.zero_stage == 0 and self.precision != "fp32":
+            if self.zero_stage == 0 and self.precision in ("bf16", "fp16"):
                 raise ValueError(f"precision {self.precision} needs zero_stage 1 to 3, which keep an fp32 copy of the weights")
             if self.zero_stage == 0 and self.offload_optimizer != "none":
                 raise ValueError("offload_optimizer needs zero_stage 1 to 3")

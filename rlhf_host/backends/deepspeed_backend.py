@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
-from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, refuse_parts
+from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, on_device, refuse_parts
 from rlhf_host.backends.parking import Parking, distinct, tensors_in
 from rlhf_host.backends.shards import deal, saved_bytes, share_writer
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
@@ -43,13 +43,13 @@ class DeepSpeedBackend:
     """
 
     def __init__(self, plugin: DeepSpeed, start: BackendStart):
-        options = plugin.options
+        self.device = next(start.model.parameters()).device
+        options = on_device(plugin.options, self.device)
         self.options, self.ranks, self.model, self.role = options, start.ranks, start.model, start.role
         self.total_updates = start.total_updates
         self.updates = 0
         self.lr = start.role.peak_lr
         self.exact = options.precision == "fp32"
-        self.device = next(self.model.parameters()).device
         self._parking = Parking(self.device)
         adapts, quantized = has_adapters(self.model), is_quantized(self.model)
         plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)

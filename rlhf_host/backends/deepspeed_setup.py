@@ -47,6 +47,18 @@ def configuration(options: DeepSpeed.Options, role: RoleConfig) -> dict[str, Any
     return _merged(settings, options.extra)
 
 
+def on_device(options: DeepSpeed.Options, device: torch.device) -> DeepSpeed.Options:
+    """Returns the options with the precision that is used on a device.
+
+    At stage 3 autocast would keep a copy in 16 bits of every weight that is gathered, until the forward pass ends: the whole
+    model on each device, though its weights are split.
+    """
+    if options.precision != "auto":
+        return options
+    gathers = options.zero_stage == 3 and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return options.model_copy(update={"precision": "bf16" if gathers else "fp32"})
+
+
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_host.backends.deepspeed import DeepSpeed
-from rlhf_host.backends.deepspeed_setup import configuration
+from rlhf_host.backends.deepspeed_setup import configuration, on_device
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import PluginError, UserError
@@ -42,6 +42,16 @@ def started(options):
 def test_options_that_cannot_be_together_are_refused_before_anything_is_loaded(options, message):
     with pytest.raises(ValidationError, match=message):
         Options(**options)
+
+
+@pytest.mark.parametrize(
+    ("stage", "device", "bf16", "used"),
+    [(3, "cuda", True, "bf16"), (3, "cuda", False, "fp32"), (3, "cpu", True, "fp32"), (2, "cuda", True, "fp32")],
+)
+def test_gathered_weights_on_gpus_are_in_16_bits_unless_a_precision_is_set(stage, device, bf16, used, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    assert on_device(Options(zero_stage=stage), torch.device(device)).precision == used
+    assert on_device(Options(zero_stage=stage, precision="fp32"), torch.device(device)).precision == "fp32"
 
 
 def test_the_configuration_passes_options_through_and_extra_goes_over_it():
