@@ -1,12 +1,13 @@
-"""Measurements that only a GPU can give: eighteen parts, each with a number to meet. 45 minutes in all on one of the H200's class.
+"""Measurements that only a GPU can give: twenty-five parts, each with a number to meet.
 
     python scripts/gpu_accept.py --list
     python scripts/gpu_accept.py [--part NAME ...] [--peer-python PATH] > figures.jsonl
     python scripts/gpu_accept.py --dry          # on the CPU, tiny: does every part run?
 
 Each part runs in a process of its own for at most 8 minutes and prints one JSON object: ``part``, ``value``, ``limit``, ``ok``
-(null where it was not judged), ``skipped`` (why) or ``error``, ``seconds``, ``details``. What else parts say goes to stderr. Leaves
-with 1 if a number was missed or a part failed.
+(null where it was not judged), ``skipped`` (why) or ``error``, ``seconds``, ``details``. What else parts say goes to stderr, and at
+the end how many numbers were met, missed and not judged: what was skipped was not judged. Leaves with 1 if a number was missed or a
+part failed.
 
 Needs torch, transformers and accelerate, and of the host's own dependencies pluggy, pydantic, ruamel.yaml, importlib-metadata,
 click, rich, packaging and safetensors: not vllm, ray, deepspeed, peft or datasets. To a machine that cannot install anything, carry
@@ -36,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 try:
     import torch
-    from gpu_parts import against_trl, ipc, logprobs, offload, prefix, runs, sampling, throughput, with_vllm
+    from gpu_parts import against_trl, ipc, logprobs, nccl, offload, prefix, runs, sampling, throughput, with_vllm
     from gpu_parts.machine import Machine, Skipped
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: install it, or carry its wheel along (see the first lines of {__file__})")
@@ -85,6 +86,12 @@ PARTS = [
         at_most=2.5,
     ),
     Part(
+        "logits",
+        "seconds of a head of 7B, forward and backward, over those of its matrix products alone",
+        logprobs.speed,
+        at_most=1.3,
+    ),
+    Part(
         "prefix-gain",
         "how many times faster a group of 8 × (1024 + 512) tokens is with a shared prompt",
         prefix.gain,
@@ -97,6 +104,12 @@ PARTS = [
         at_most=1e-3,
         everywhere=True,
     ),
+    Part(
+        "budget",
+        "memory per token of the budget of lines with up to 64 completions, over that of padded rows",
+        prefix.budget,
+        at_most=1.15,
+    ),
     Part("engine", "tokens per second of the embedded engine over those of generate", sampling.speed, at_least=1.0),
     Part(
         "mismatch",
@@ -107,13 +120,34 @@ PARTS = [
     ),
     Part("ipc", "GB of weights per second to an engine's process on the same GPU", ipc.rate, at_least=20.0),
     Part(
+        "ipc-bf16",
+        "the same where the engine keeps weights in bfloat16, of bytes that are sent",
+        partial(ipc.rate, dtype=torch.bfloat16),
+        at_least=100.0,
+    ),
+    Part(
         "ipc-killed",
         "seconds until a sync to two engines fails after one was killed; the next must work",
         ipc.killed,
         at_most=10.0,
         everywhere=True,
     ),
+    Part(
+        "nccl-forming",
+        "seconds until the trainer trains again after a receiver was killed before a communicator was formed",
+        nccl.forming,
+        at_most=10.0,
+        everywhere=True,
+    ),
+    Part(
+        "nccl-abort",
+        "the same where it is killed in mid-sync; with two GPUs",
+        nccl.abort,
+        at_most=10.0,
+        everywhere=True,
+    ),
     Part("offload", "part of weights and optimizer state that offload frees", offload.freed, at_least=0.7),
+    Part("pinned", "GB per second of offload and reload through pinned memory, the slower way", offload.rate, at_least=20.0),
     Part("growth", "relative growth of reserved memory over the last 25 of 50 steps", runs.growth, at_most=0.02),
     Part(
         "resume",
@@ -141,6 +175,7 @@ PARTS = [
         with_vllm.seeds,
         at_least=0.9,
     ),
+    Part("colocated-sync", "seconds of a sync of 1.5B in bfloat16 to vLLM on the same GPU", with_vllm.sync, at_most=0.15),
     Part("trl", "seconds per step of TRL over ours", against_trl.ratio, at_least=1.5),
     Part(
         "trl-vllm",
@@ -172,8 +207,18 @@ def main() -> None:
         if part.name in options.part:
             results.append(measure(part, machine) if options.here else measure_apart(part, machine))
             print(json.dumps(results[-1]), flush=True)
+    if not options.here:
+        print(summary(results, machine), file=sys.stderr)
     if any(result["ok"] is False for result in results):
         sys.exit(1)
+
+
+def summary(results: list[dict[str, Any]], machine: Machine) -> str:
+    """How many parts met their number; a part that was skipped did not."""
+    names = {ok: [result["part"] for result in results if result["ok"] is ok] for ok in (True, False, None)}
+    counts = [f"{len(names[ok])} {text}" for ok, text in ((True, "met"), (False, "missed or failed"), (None, "not judged"))]
+    notes = [f"not judged: {', '.join(names[None])}"] if names[None] else []
+    return "; ".join([", ".join(counts), *notes, *(["a dry run on the CPU, which judges nothing about a GPU"] * machine.dry)])
 
 
 def measure(part: Part, machine: Machine) -> dict[str, Any]:

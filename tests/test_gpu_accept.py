@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,13 +15,16 @@ from typing import Any
 
 import pytest
 
+from rlhf_host.weight_sync.process_group import GroupSender
+from rlhf_host.weight_sync.remote_sync import OtherEndGone
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PARTS = [
-    *("mfu-1.5b", "mfu-3b", "logprobs", "prefix-gain", "prefix-gradient", "engine", "mismatch", "ipc", "ipc-killed"),
-    *("offload", "growth", "resume", "vllm-bare", "vllm-process", "vllm-phases", "vllm-seeds"),
-    *("trl", "trl-vllm"),
+    *("mfu-1.5b", "mfu-3b", "logprobs", "logits", "prefix-gain", "prefix-gradient", "budget", "engine", "mismatch"),
+    *("ipc", "ipc-bf16", "ipc-killed", "nccl-forming", "nccl-abort", "offload", "pinned", "growth", "resume"),
+    *("vllm-bare", "vllm-process", "vllm-phases", "vllm-seeds", "colocated-sync", "trl", "trl-vllm"),
 ]
-EVERYWHERE = ("prefix-gradient", "mismatch", "ipc-killed", "resume")
+EVERYWHERE = ("prefix-gradient", "mismatch", "ipc-killed", "nccl-forming", "nccl-abort", "resume")
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +66,13 @@ def test_the_code_of_a_part_runs(name: str, accept: Any, tmp_path: Path) -> None
     assert code == 0
     skipped = {
         "offload": "the backend Torch moved nothing: only DeepSpeed's does, on a GPU",
+        "budget": "memory is not measured on a CPU",
         "vllm-phases": "memory is not measured on a CPU",
     }
     if name in skipped:
         assert result["skipped"] == skipped[name]
+        assert result["value"] is None
+        assert result["ok"] is None, "not judged, and not met"
     else:
         assert math.isfinite(result["value"])
         assert result["ok"] is (True if name in EVERYWHERE else None)
@@ -87,6 +95,59 @@ def test_a_number_that_is_missed_fails(
     code, (result,) = accept("--dry", "--here")
     assert code == 1
     assert (result["value"], result["ok"], result["limit"], result.get("error")) == (value, False, "<= 1", error)
+
+
+def skipped(machine: Any) -> tuple[float, dict[str, Any]]:
+    from gpu_parts.machine import Skipped
+
+    raise Skipped("nothing was moved")
+
+
+def test_what_was_skipped_is_not_judged(
+    script: ModuleType,
+) -> None:
+    cases = [("mfu-1.5b", skipped, 3.0), ("mfu-3b", missed, 3.0), ("logprobs", missed, 1.0)]
+    parts = [script.Part(name, "", measure, at_most=limit, everywhere=True) for name, measure, limit in cases]
+    results = [script.measure(part, script.Machine(dry=True)) for part in parts]
+    assert [result["ok"] for result in results] == [None, True, False]
+    expected = "1 met, 1 missed or failed, 1 not judged; not judged: mfu-1.5b"
+    assert script.summary(results, script.Machine()) == expected
+    assert script.summary(results, script.Machine(dry=True)).endswith("a dry run on the CPU, which judges nothing about a GPU")
+
+
+@pytest.mark.parametrize(("gpus", "runs"), [(1, False), (2, True)])
+def test_with_one_gpu_a_receiver_is_not_killed_in_mid_sync(
+    gpus: int, runs: bool, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(script.nccl.SHARED_GPU, raising=False)
+    monkeypatch.setattr(script.torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(script.torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(script.nccl, "_killed", lambda machine, **where: (float(where["gpu"]), where))
+    (part,) = (part for part in script.PARTS if part.name == "nccl-abort")
+    result = script.measure(part, script.Machine())
+    assert result["ok"] is (True if runs else None)
+    assert result["value"] == (1.0 if runs else None), "the receiver is on the second GPU"
+    assert ("two ranks on one GPU" in result.get("skipped", "")) is not runs
+
+
+def test_a_broadcast_that_never_returns_does_not_keep_the_trainer(accept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL's first one may, which forms a communicator with an end that is gone."""
+    real, over = GroupSender.begin, threading.Event()
+    calls = itertools.count()
+
+    def begin(sender: GroupSender, slot: int, buffer: Any) -> None:
+        if next(calls) == 0:
+            over.wait(60)
+            raise OtherEndGone("over")
+        real(sender, slot, buffer)
+
+    monkeypatch.setattr(GroupSender, "begin", begin)
+    try:
+        code, (result,) = accept("--dry", "--here", "--part", "nccl-forming")
+    finally:
+        over.set()
+    assert (code, result["ok"], result["details"]["threads_that_hang"]) == (0, True, 1)
+    assert result["value"] <= 10
 
 
 def test_without_a_peer_trl_is_skipped(accept: Any) -> None:

@@ -73,7 +73,10 @@ SLOW = {
         "models of runs that are talked to, in processes of their own",
     ),
     "tests/cli/test_process_rewards.py": ("two_processes", "a process reward model in two processes"),
-    "tests/test_gpu_accept.py": (r"\[(trl.*|ipc|ipc-killed|vllm-.*)\]|skipped", "parts that start processes, with tiny sizes"),
+    "tests/test_gpu_accept.py": (
+        r"\[(trl.*|ipc.*|nccl-.*|vllm-.*|colocated-sync)\]|without_a_peer|never_returns",
+        "parts that start processes, with tiny sizes",
+    ),
     "tests/cli/test_push.py": ("refusals|hub_that", "hubs that refuse or are gone; an upload at every change"),
     "tests/engines/test_transformers_engine.py": (
         r"(logprobs_are_those_of_the_trainer|depend_on_the_batch)\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",

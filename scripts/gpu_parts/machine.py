@@ -61,8 +61,10 @@ SIZES = {"1.5b": Size(1536, 8960, 28, 12), "3b": Size(2048, 11008, 36, 16)}
 TINY = Size(128, 512, 4, 4, vocabulary=2048)
 
 
-def random_model(machine: Machine, size: str = "1.5b", *, layers: int | None = None, seed: int = 0) -> Any:
-    """A trainable model in float32 with random weights; ``layers`` instead of its own number."""
+def random_model(
+    machine: Machine, size: str = "1.5b", *, layers: int | None = None, vocabulary: int | None = None, seed: int = 0
+) -> Any:
+    """A trainable model in float32 with random weights; ``layers`` and ``vocabulary`` instead of its own numbers."""
     chosen = TINY if machine.dry else SIZES[size]
     config = Qwen2Config(
         hidden_size=chosen.hidden,
@@ -70,7 +72,7 @@ def random_model(machine: Machine, size: str = "1.5b", *, layers: int | None = N
         num_hidden_layers=layers or chosen.layers,
         num_attention_heads=chosen.heads,
         num_key_value_heads=2,
-        vocab_size=chosen.vocabulary,
+        vocab_size=vocabulary or chosen.vocabulary,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,

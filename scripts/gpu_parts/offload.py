@@ -1,14 +1,16 @@
-"""How much memory a backend gives back while engines sample, and whether it is taken up again unchanged."""
+"""How much memory a backend gives back while engines sample, how fast, and whether it is taken up again unchanged."""
 
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from typing import Any
 
 import torch
 
 from gpu_parts.machine import GB, Machine, Skipped, held_bytes, random_model, random_rows, update, watched, worker_of
 from rlhf_host.backends.deepspeed import DeepSpeed
+from rlhf_host.backends.parking import Parking
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import TrainConfig
 
@@ -41,3 +43,25 @@ def freed(machine: Machine) -> tuple[float, dict[str, Any]]:
         raise Skipped(f"the backend {name} moved nothing: only DeepSpeed's does, on a GPU")
     seconds = {"offload_s": away.seconds, "offload_again_s": again.seconds, "reload_s": back.seconds}
     return moved / (before - empty), {"backend": name, "gb": moved / GB, **seconds}
+
+
+def rate(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """GB per second between the GPU and pinned host memory, the slower way, by the code that a backend's ``offload`` uses; its
+    buffers are there. The weights must come back unchanged.
+    """
+    weights = list(random_model(machine).parameters())
+    saved, parking = [weight.detach().cpu().clone() for weight in weights], Parking(weights[0].device)
+    size, away, back = sum(weight.nbytes for weight in weights) / GB, [], []
+    for _ in range(machine.size(6, 2)):
+        with watched(machine) as watch:
+            parking.park(weights)
+        away.append(watch.seconds)
+        if any(weight.untyped_storage().nbytes() for weight in weights):
+            raise RuntimeError("weights were left on the device")
+        with watched(machine) as watch:
+            parking.bring_back()
+        back.append(watch.seconds)
+    if not all(torch.equal(before, weight.detach().cpu()) for before, weight in zip(saved, weights, strict=True)):
+        raise RuntimeError("the weights that came back are others")
+    rates = {"away_gb_per_s": size / statistics.median(away[1:]), "back_gb_per_s": size / statistics.median(back[1:])}
+    return min(rates.values()), {"gb": size, **rates, "first_away_s": away[0]}

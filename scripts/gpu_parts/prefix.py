@@ -1,4 +1,4 @@
-"""A prompt that a group of 8 shares: how much faster its update is, and whether the gradient is the same."""
+"""A prompt that a group shares: how much faster its update is, whether the gradient is the same, and what memory it takes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gpu_parts.machine import GB, Machine, random_model, random_rows, watched
+from gpu_parts.machine import GB, Machine, Skipped, random_model, random_rows, watched
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.tensors import Experience
 from rlhf_host.training.role import rows_of
 
 SETTINGS: tuple[Literal["off", "on"], ...] = ("off", "on")
+MANY_ROWS = (512, 8, 256), (1024, 16, 64), (1024, 64, 16)
+"""Prompt, completions, tokens of each: attention gathers up to 32 times the tokens of the line."""
 
 
 def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
@@ -43,6 +45,47 @@ def gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
         model.zero_grad()
     padded, shared_one = gradients
     return float((shared_one - padded).norm() / padded.norm()), {"norm": float(padded.norm())}
+
+
+def budget(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Peak of memory per token of the budget in lines that share prompts, over that in padded rows of the same cost: the largest
+    of three shapes, with and without gradient checkpointing. The vocabulary is small, so that the head needs little.
+    """
+    tokens, shapes = machine.size(16384, 128), ((16, 4, 8), (16, 8, 4)) if machine.dry else MANY_ROWS
+    prompt, completion = machine.size(256, 16), machine.size(64, 8)
+    ratios, details = [], {}
+    for checkpointing in (False, True):
+        model = random_model(machine, layers=machine.size(8, 1), vocabulary=machine.size(4096, 512))
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        shared, padded = (Passes(model, shared_prefix=each, autocast=torch.bfloat16) for each in ("on", "off"))
+        for shape in shapes:
+            one = random_rows(model, shape[1], shape[0], shape[2], group=shape[1])
+            shared.prepare(shape[0] + shape[2])
+            groups = max(1, tokens // _cost(shared, one))
+            lines = random_rows(model, groups * shape[1], shape[0], shape[2], group=shape[1])
+            cost = _cost(shared, lines)
+            rows = random_rows(model, max(1, round(cost / (prompt + completion))), prompt, completion)
+            peaks = [_peak(machine, shared, lines) / cost, _peak(machine, padded, rows) / _cost(padded, rows)]
+            ratios.append(peaks[0] / max(1, peaks[1]))
+            name = "×".join(map(str, shape)) + (" checkpointing" if checkpointing else "")
+            details[name] = {"ratio": ratios[-1], "cost": cost, "kb_per_token": [peak / 1e3 for peak in peaks]}
+    if machine.dry:
+        raise Skipped("memory is not measured on a CPU")
+    return max(ratios), details
+
+
+def _cost(passes: Passes, rows: Experience) -> int:
+    return passes.cost(rows.prompt_ids, rows.completion_mask.sum(-1).tolist(), rows.group_id.tolist())
+
+
+def _peak(machine: Machine, passes: Passes, rows: Experience) -> int:
+    """Bytes that forward and backward take at most, beside weights and gradients."""
+    _backward(passes, rows)
+    passes.model.zero_grad(set_to_none=False)
+    with watched(machine) as watch:
+        _backward(passes, rows)
+    return watch.peak_bytes
 
 
 def _group(machine: Machine, model: Any) -> Experience:

@@ -1,11 +1,13 @@
-"""The engine vllm: its speed beside bare vLLM, with and without a process of its own, and the memory of its phases."""
+"""The engine vllm: its speed beside bare vLLM and with a process of its own, the memory of its phases, and syncs to it."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,14 @@ from typing import Any
 import torch
 from rlhf_authoring.models import tiny_tokenizer
 
-from gpu_parts.machine import GB, Machine, Skipped, random_model, watched
+from gpu_parts.machine import GB, Machine, Skipped, finish, random_model, watched
 from rlhf_host.engines.vllm import Vllm
-from rlhf_host.protocols import EngineStart, WakesInParts
-from rlhf_host.records.episodes import Generation, Sampling
+from rlhf_host.protocols import EngineStart, SyncTarget, WakesInParts
+from rlhf_host.records.episodes import Generation, Sampling, Trajectory
 from rlhf_host.runtimes.compute import Inline
+from rlhf_host.weight_sync.ipc import IPC
+from rlhf_host.weight_sync.local_source import LocalSource
+from rlhf_host.weight_sync.verify import ROUGH_TOLERANCE, verify_sync
 
 SHARE = 0.4
 """Part of the GPU for an engine, so that two are there one after the other."""
@@ -61,6 +66,39 @@ def phases(machine: Machine) -> tuple[float, dict[str, Any]]:
     if machine.dry:
         raise Skipped("memory is not measured on a CPU")
     return (used["wake_weights"] - used["sleep_empty"]) / weights, {name: size / GB for name, size in used.items()}
+
+
+def sync(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Seconds of a sync of 1.5B weights in bfloat16 to an engine on the trainer's GPU, which then samples by these weights."""
+    with _directory(machine) as directory, _engine(machine, directory) as engine:
+        model, seconds = random_model(machine, seed=1), []  # not the weights that the engine starts with
+
+        async def logprobs(trajectories: Sequence[Trajectory]) -> list[list[float]]:
+            return [_logprobs(machine, model, *(segment.token_ids for segment in each.segments)) for each in trajectories]
+
+        async def scenario() -> float:
+            plugin, source, targets = IPC(IPC.Options(timeout_s=120)), LocalSource(model), [SyncTarget("engine", engine)]
+            await plugin.connect(targets)
+            for version in range(1, machine.size(7, 3)):
+                finish(machine)
+                started = time.perf_counter()
+                await plugin.send(source, version)
+                seconds.append(time.perf_counter() - started)
+            gap = await verify_sync(targets, logprobs, version, _prompts(machine)[0], tolerance=ROUGH_TOLERANCE)
+            await plugin.close()
+            return gap
+
+        gap = asyncio.run(scenario())
+        weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return statistics.median(seconds[1:]), {"first_s": seconds[0], "gb": weights / GB, "gap_of_a_probe": gap}
+
+
+@torch.no_grad()
+def _logprobs(machine: Machine, model: Any, prompt: list[int], completion: list[int]) -> list[float]:
+    ids = torch.tensor([[*prompt, *completion]], device=machine.device)
+    with torch.autocast(machine.device.type, torch.bfloat16, enabled=not machine.dry):
+        logits = model(ids).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
 
 
 @contextmanager
