@@ -82,6 +82,14 @@ class ModelFlops:
         seen = sum(length * length for length in prompts) + sum(length * count for length, count in rows)
         return tokens * self.body + predicted * self.head + 12 * self.attention * seen
 
+    def work(self, prompt: int, completions: Sequence[int]) -> float:
+        """Returns the operations that rows of one prompt take where it is computed once and no token attends to later ones: what
+        is in proportion to the time of a rank.
+        """
+        predicted = sum(completions)
+        seen = prompt * prompt + sum((prompt + length) ** 2 - prompt * prompt for length in completions)
+        return (prompt + predicted) * self.body + predicted * self.head + 6 * self.attention * seen
+
 
 def _attention_width(config: Any) -> int:
     """Returns heads times their width."""

@@ -81,7 +81,7 @@ class Passes:
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._examine()
-        self._flops = ModelFlops.of(model, () if self.head.scalar else self.head.parameters)
+        self.model_flops = ModelFlops.of(model, () if self.head.scalar else self.head.parameters)
 
     def under(self, adapter: str | None) -> Passes:
         """Returns the same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
@@ -191,15 +191,15 @@ class Passes:
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> float:
         """Returns the operations of training on these rows in one pass (``ModelFlops``), without padding; NaN if unknown."""
-        if self._flops is None:
+        if self.model_flops is None:
             return math.nan
         sharing = sharing_of(prompt_ids, group_id)
         counts = self.head.computed(completion_lens)
         rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
         predicted = sum(completion_lens)
         if self._layout(prompt_ids, counts, sharing)[0]:
-            return self._flops.training([*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()], rows, predicted)
-        return self._flops.training((), [(length, length) for length, _ in rows], predicted)
+            return self.model_flops.training([*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()], rows, predicted)
+        return self.model_flops.training((), [(length, length) for length, _ in rows], predicted)
 
     def _layout(
         self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]

@@ -1,9 +1,8 @@
-"""Shards: the rows of an optimizer batch, distributed over ranks by tokens and sent without padding."""
+"""Shards: the rows of an optimizer batch, distributed over ranks by their work and sent without padding."""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -12,14 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhf_host.models.flops import ModelFlops
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.ragged import RaggedTensor, Rows, padded
 from rlhf_host.records.tensors import Batch, TopK
-from rlhf_host.training.batching import group_rows
-
-UNEVEN = 0.03
-"""Excess of the heaviest rank over the mean above which groups are split, which costs their prompt once more."""
-
+from rlhf_host.training.batching import UNEVEN, deal, group_rows
 
 PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature")
 """Fields of a ``Batch`` that a forward pass needs. They stay the same in a step, so they are sent once."""
@@ -143,12 +139,17 @@ def _part(value: Any, rows: Sequence[int], places: Sequence[slice], longest: int
     return value
 
 
-def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
-    """Returns the rows for each of ``count`` ranks, with about equally many tokens each. A group stays together if that is even
+TOKENS = ModelFlops(body=1.0, head=0.0, attention=0)
+"""Counts tokens in place of operations."""
+
+
+def deal_rows(batch: Batch, count: int, *, unit_rows: bool, flops: ModelFlops = TOKENS) -> list[list[int]]:
+    """Returns the rows for each of ``count`` ranks, with about equally much work each. A group stays together if that is even
     enough.
 
     Args:
         unit_rows: rows that share a ``unit_id`` must stay together.
+        flops: of the model that is trained.
     """
     if count == 1:
         return [list(range(len(batch)))]
@@ -157,7 +158,7 @@ def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
     units = group_rows((batch.unit_id if unit_rows else batch.group_id).tolist())
     while True:
         # A unit's prompt is mostly one, which is computed once.
-        sizes = [sum(completions[i] for i in unit) + max(prompts[i] for i in unit) for unit in units]
+        sizes = [flops.work(max(prompts[i] for i in unit), [completions[i] for i in unit]) for unit in units]
         hands = deal(units, sizes, count)
         by_first = {unit[0]: size for unit, size in zip(units, sizes, strict=True)}
         loads = [sum(by_first[unit[0]] for unit in hand) for hand in hands]
@@ -165,17 +166,3 @@ def deal_rows(batch: Batch, count: int, *, unit_rows: bool) -> list[list[int]]:
         if even or unit_rows or all(len(unit) == 1 for unit in units):
             return [sorted(row for unit in hand for row in unit) for hand in hands]
         units = [part for unit in units for part in (unit[: -(-len(unit) // 2)], unit[-(-len(unit) // 2) :]) if part]
-
-
-def deal(units: Sequence[list[int]], sizes: Sequence[int], count: int) -> list[list[list[int]]]:
-    """Distributes units to ``count`` hands so that each has about equally many tokens: the largest first, to the hand with the
-    fewest. Within a hand they keep their order; with fewer units than hands some stay empty.
-    """
-    if count == 1:
-        return [list(units)]
-    loads, hands = [(0, hand) for hand in range(count)], [list[int]() for _ in range(count)]
-    for number in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
-        load, hand = loads[0]
-        heapq.heapreplace(loads, (load + sizes[number], hand))
-        hands[hand].append(number)
-    return [[list(units[number]) for number in sorted(hand)] for hand in hands]

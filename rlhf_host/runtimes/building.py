@@ -132,6 +132,7 @@ class Roles:
         """Longest row of each role, in tokens."""
         self.exact = all(role.passes.exact and (role.backend is None or role.backend.exact) for role in roles.values())
         """True if everything computes in 32 bits."""
+        self.flops = roles["actor"].passes.model_flops if "actor" in roles else None
         self.weights: LocalWeights | None = None
         if (actor := self.models.get("actor")) is not None:
             weights = self.backends["actor"].weights if "actor" in self.backends else None

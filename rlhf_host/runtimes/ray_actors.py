@@ -10,7 +10,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
@@ -21,6 +21,7 @@ from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
 
 if TYPE_CHECKING:
+    from rlhf_host.models.flops import ModelFlops
     from rlhf_host.runtimes.batch_shards import Shard
 
 Answer = tuple[int, Generation | Exception]
@@ -42,6 +43,17 @@ class EngineInfo:
     context_length: int | None
     exact: bool
     pid: int
+
+
+class Loaded(NamedTuple):
+    """What a training worker has loaded."""
+
+    context_lengths: dict[str, int]
+    """Longest row of each role, in tokens."""
+    exact: bool
+    """Everything computes in 32 bits."""
+    flops: ModelFlops | None
+    """Of the actor; None: it is not here, or its operations are not known."""
 
 
 class LifeOver(Exception):
@@ -112,9 +124,8 @@ class WorkerActor:
     @_plainly
     def start(
         self, setup: RolesSetup, rank: int, size: int, address: str, port: int, parts: int, gpu: bool, cpus: int | None = None
-    ) -> tuple[dict[str, int], bool]:
-        """Loads the roles and connects to the other processes. Returns every role's context length, and True if all compute in
-        32 bits.
+    ) -> Loaded:
+        """Loads the roles and connects to the other processes.
 
         Args:
             parts: neighbouring processes that the backend splits every model over.
@@ -141,7 +152,7 @@ class WorkerActor:
         ranks = Ranks.join(rank, size, address, port, parts=parts, backend="nccl" if gpu else "gloo")
         self.roles = Roles(setup, ranks)
         freeze()
-        return self.roles.context_lengths, self.roles.exact
+        return Loaded(self.roles.context_lengths, self.roles.exact, self.roles.flops)
 
     @_plainly
     def compute(self, method: str, role: str, arguments: tuple[Any, ...], shard: Shard) -> tuple[Any, float]:

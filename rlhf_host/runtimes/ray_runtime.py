@@ -95,16 +95,18 @@ class RayRuntime:
             self.pool.sleep(keep=False)
         loading = self._load(groups, placed=bool(start.placement))
         answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
-        lengths = {name: length for own, _ in answers for name, length in own.items()}
+        lengths = {name: length for loaded in answers for name, length in loaded.context_lengths.items()}
         infos = infos if first else self._wait_for_engines(starting)
-        self.exact = all(exact for _, exact in answers) and all(info.exact for info in infos)
+        self.exact = all(loaded.exact for loaded in answers) and all(info.exact for info in infos)
         shortest = min([lengths["actor"], *(info.context_length or lengths["actor"] for info in infos)])
         self.context_lengths = {**lengths, "actor": shortest}
         self.engine = self.pool if engines else None
         self.engines: dict[str, Generator] = {}
         if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
             self.pool.synced(engine_setup.version)
-        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=AlgoNeeds.of(start.needs).unit_rows)
+        flops = next((loaded.flops for loaded in answers if "actor" in loaded.context_lengths), None)
+        unit_rows = AlgoNeeds.of(start.needs).unit_rows
+        self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=unit_rows, flops=flops)
         self._phases: DevicePhases | None = None
         if turns:
             self._phases = DevicePhases(self.pool, self.trainer.trained)

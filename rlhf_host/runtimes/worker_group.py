@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import LostError, RunError, UserError
+from rlhf_host.models.flops import ModelFlops
 from rlhf_host.protocols import Update
 from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, RoleOutput, TopK
-from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
+from rlhf_host.runtimes.batch_shards import PASSES, TOKENS, UPDATES, deal_rows, make_shards
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.worker import place
 
@@ -64,11 +65,16 @@ class WorkerGroup:
 class RemoteTrainer:
     """A ``protocols.Trainer`` over groups; groups with different roles work at the same time."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool):
+    def __init__(self, groups: Sequence[WorkerGroup], *, unit_rows: bool, flops: ModelFlops | None = None):
+        """
+        Args:
+            unit_rows: as for ``deal_rows``.
+            flops: of the role that most of the work is for; None: unknown, so that rows are dealt by tokens.
+        """
         self.groups = list(groups)
         self.trained = [group for group in groups if group.trainable]
         self.by_role = {role: group for group in groups for role in group.roles}
-        self.unit_rows = unit_rows
+        self.unit_rows, self.flops = unit_rows, flops or TOKENS
         self.compute_s = 0.0
         self.ahead = False
         """True if the weights have been trained since the engines got them."""
@@ -166,7 +172,7 @@ class RemoteTrainer:
 
         known, dealt = self._dealt.get(ranks, (None, None))
         if known is None or dealt is None or known() is not batch.completion_ids:
-            rows = deal_rows(batch, ranks, unit_rows=self.unit_rows)
+            rows = deal_rows(batch, ranks, unit_rows=self.unit_rows, flops=self.flops)
             dealt = rows, [ray.put(shard) for shard in make_shards(batch, rows, PASSES)]
             self._dealt[ranks] = weakref.ref(batch.completion_ids), dealt
         return dealt

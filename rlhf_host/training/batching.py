@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,6 +15,8 @@ from rlhf_host.models.passes import WORTHWHILE
 
 Cost = Callable[[list[int]], int]
 """Rows → tokens of one pass over them."""
+UNEVEN = 0.03
+"""Excess of the heaviest share over the mean above which groups are split, which costs their prompt once more."""
 
 
 def plan_microbatches(
@@ -63,6 +66,40 @@ def _fill(pieces: Sequence[list[int]], budget: int, cost: Cost) -> list[list[int
         else:
             batches.append(list(piece))
     return batches
+
+
+def evened(
+    plan: list[list[int]], count: int, pieces: Sequence[list[int]], budget: int, cost: Cost, work: Callable[[list[int]], float]
+) -> list[list[int]]:
+    """Returns ``count`` micro-batches of the rows of ``plan``, the heaviest first. Ranks that run as many passes wait in each for
+    the heaviest, so rows are dealt anew for equally much work in each pass, if that computes hardly more tokens; else ``plan``
+    is filled up with empty ones.
+
+    Args:
+        pieces: the rows in units that are not split here.
+        work: time of a pass over rows, in any unit.
+    """
+    if plan and count > 1:
+        hands = deal(pieces, [work(piece) for piece in pieces], count)
+        dealt = [[row for piece in hand for row in piece] for hand in hands]
+        costs = [cost(rows) for rows in dealt if rows]
+        if max(costs) <= budget and sum(costs) <= (1 + UNEVEN) * sum(map(cost, plan)):
+            plan = dealt
+    return sorted(plan, key=lambda rows: -work(rows) if rows else 0.0) + [[]] * (count - len(plan))
+
+
+def deal(units: Sequence[list[int]], sizes: Sequence[float], count: int) -> list[list[list[int]]]:
+    """Distributes units to ``count`` hands so that each has about the same sum of sizes: the largest first, to the hand with the
+    least. Within a hand they keep their order; with fewer units than hands some stay empty.
+    """
+    if count == 1:
+        return [list(units)]
+    loads, hands = [(0.0, hand) for hand in range(count)], [list[int]() for _ in range(count)]
+    for number in sorted(range(len(units)), key=lambda i: (-sizes[i], i)):
+        load, hand = loads[0]
+        heapq.heapreplace(loads, (load + sizes[number], hand))
+        hands[hand].append(number)
+    return [[list(units[number]) for number in sorted(hand)] for hand in hands]
 
 
 def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> None:

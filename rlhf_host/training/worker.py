@@ -19,7 +19,7 @@ from rlhf_host.protocols import Backend, Update
 from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
-from rlhf_host.training.batching import group_rows, plan_microbatches
+from rlhf_host.training.batching import evened, group_rows, plan_microbatches
 from rlhf_host.training.readings import Readings
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.role import Role, on_device, rows_of, worker_rows
@@ -264,6 +264,12 @@ class Worker:
             plan = plan_microbatches(
                 units, lengths, self.settings.max_tokens_per_microbatch, cost, tokens if together else None
             )
-        if even:
-            plan += [[]] * (max(self.ranks.gather(len(plan))) - len(plan))
-        return plan
+        if not even:
+            return plan
+        count = max(self.ranks.gather(len(plan)))
+
+        def work(rows: list[int]) -> float:
+            # By tokens where the model's operations are unknown: all ranks have the same model.
+            return flops if math.isfinite(flops := role.passes.flops(*of(rows))) else float(tokens(rows))
+
+        return evened(plan, count, units, self.settings.max_tokens_per_microbatch, cost, work)

@@ -60,6 +60,14 @@ def test_experts_that_a_token_does_not_reach_do_not_count():
     assert ModelFlops.of(two) is None
 
 
+def test_work_counts_what_tokens_see():
+    count = ModelFlops(body=100.0, head=10.0, attention=3)
+    pairs = sum(range(1, 8)) + 4 * (sum(range(8, 12)))  # a prompt of 7, then four rows of 4
+    each = count.attention * 12  # for every query and key
+    assert count.work(7, [4] * 4) == pytest.approx((7 + 16) * 100 + 16 * 10 + each * pairs, rel=0.1)
+    assert count.work(7, []) == 7 * 100 + each * 49 / 2
+
+
 def test_a_prompt_that_is_computed_once_counts_once(model):
     apart, shared = Passes(model, shared_prefix="off"), Passes(model, shared_prefix="on")
     prompts, lengths = [list(range(3, 33))] * 4, [5] * 4

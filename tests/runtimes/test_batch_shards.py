@@ -2,15 +2,18 @@
 
 import dataclasses
 import pickle
+import random
 
 import numpy as np
 import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
 
+from rlhf_host.models.flops import ModelFlops
 from rlhf_host.records.ragged import RaggedTensor, Rows, padded
 from rlhf_host.records.tensors import Batch, TopK
-from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, Ragged, deal, deal_rows, make_shards
+from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, Ragged, deal_rows, make_shards
+from rlhf_host.training.batching import deal
 
 
 def tokens(batch, rows):
@@ -28,6 +31,28 @@ def test_tokens_are_balanced_within_a_few_percent_where_rows_are_not(count, seed
     assert sorted(row for rows in hands for row in rows) == list(range(512))
     loads = [tokens(batch, rows) for rows in hands]
     assert max(loads) <= 1.03 * sum(loads) / count
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(8, 128), (48, 512), (512, 4096)])
+def test_no_rank_works_much_longer_than_the_others(ranks, count):
+    flops, dice = ModelFlops(body=6 * 7.6e9, head=0.0, attention=28 * 3584), random.Random(0)
+    lengths = [min(32768, int(dice.lognormvariate(8.0, 1.0)) + 200) for _ in range(count)]
+
+    def slowest(sizes):
+        loads = [
+            sum(flops.work(0, [lengths[row]]) for [row] in hand) for hand in deal([[i] for i in range(count)], sizes, ranks)
+        ]
+        return max(loads) * ranks / sum(loads)
+
+    assert slowest([flops.work(0, [length]) for length in lengths]) <= 1.05 < slowest(lengths)
+
+
+def test_rows_are_dealt_by_work_where_the_model_is_known():
+    batch = make_batch([64, 32, 32, 32])
+    by_tokens = deal_rows(batch, 2, unit_rows=False)
+    assert [int(batch.lengths[rows].sum()) for rows in by_tokens] == [96, 64]
+    long_rows_are_slow = ModelFlops(body=1.0, head=0.0, attention=1000)
+    assert deal_rows(batch, 2, unit_rows=False, flops=long_rows_are_slow) == [[0], [1, 2, 3]]
 
 
 def test_a_group_stays_together_while_that_is_even_enough():

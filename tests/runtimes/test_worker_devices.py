@@ -31,7 +31,7 @@ def test_a_worker_sees_only_the_gpu_that_ray_gave_it(third_gpu, monkeypatch):
     class Roles(SimpleNamespace):
         def __init__(self, setup, ranks):
             seen.append((os.environ["CUDA_VISIBLE_DEVICES"], str(choose_device("auto"))))
-            super().__init__(context_lengths={}, exact=True)
+            super().__init__(context_lengths={}, exact=True, flops=None)
 
     monkeypatch.setattr(ray_actors, "Roles", Roles)
     setup = SimpleNamespace(train=SimpleNamespace(threads=0))
