@@ -37,7 +37,10 @@ SLOW = {
     "tests/runtimes/test_wait_for_nodes.py": ("joins_late", "a cluster that a machine joins late"),
     "tests/test_notebook.py": ("", "the notebook, executed"),
     "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
-    "tests/engines/test_vllm_start.py": ("two_devices|local_runtime_trains", "vLLM in processes of its own, and a run with it"),
+    "tests/engines/test_vllm_start.py": (
+        r"two_devices|local_runtime_trains|cache_was.*\[True\]",
+        "vLLM in processes of its own, and a run with it",
+    ),
     "tests/engines/test_vllm_process.py": ("", "vLLM's core in a process of its own, as on GPUs"),
     "tests/training/test_lora.py": (
         "zero_trains|vllm_samples|on_ray",

@@ -132,7 +132,7 @@ class VLLMEngine:
         return await asyncio.wrap_future(self._threads.submit(lambda: self._run(function, arguments)))
 
     async def metrics(self) -> Sequence[Metric]:
-        return () if self.multiprocess else self._measures.metrics()
+        return self._measures.metrics()
 
     def set_version(self, version: int) -> None:
         """Sets the version of weights that came in another way than by the loader. Forgets cached prompts."""
@@ -266,9 +266,7 @@ class VLLMEngine:
         self.exact = is_exact(str(settings.dtype).removeprefix("torch."), settings.quantization, cache.cache_dtype)
         self._can_sleep = settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
-        if not self.multiprocess:
-            self._measures.watch_cache(self.llm.engine_core.engine_core.scheduler)
-        self._measures.watch_outputs(self.llm.output_processor)
+        self._measures.watch(self.llm.engine_core)
 
     def _act(self, queue: deque[Callable[[], None]]) -> None:
         """Runs posted actions one by one. If one ends the engine, the later ones stay in the queue and get the error."""
@@ -359,8 +357,11 @@ class VLLMEngine:
         too. Without ``reset_running_requests`` vLLM keeps everything as long as anything runs, and tells so only by its return
         value.
         """
-        if self.options.kv_after_sync == "recompute" and not self.llm.reset_prefix_cache(reset_running_requests=True):
-            raise RunError("engine vllm could not forget its cached prompts")
+        if self.options.kv_after_sync == "recompute":
+            with self._measures.emptying():
+                forgotten = self.llm.reset_prefix_cache(reset_running_requests=True)
+            if not forgotten:
+                raise RunError("engine vllm could not forget its cached prompts")
         self.llm.set_weight_version(str(version))
         self.version = version
 

@@ -1,8 +1,11 @@
-"""Measurements of vLLM while it is stepped, taken from its own parts, because its statistics come only with its logging."""
+"""Measurements of vLLM, from what its core sends with the tokens of a step, wherever it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlhf_host.records.tensors import Metric
@@ -16,31 +19,42 @@ class Measures:
         """Number of sampled tokens, including those of unfinished answers."""
         self._kv_use, self._preemptions, self._reported = 0.0, 0, 0
         """Largest share of the cache in use since ``metrics``; preemptions so far, and those that ``metrics`` has returned."""
+        self._emptied: list[float] = []
+        """Times at which ``emptying`` began and ended, one after the other."""
 
     def metrics(self) -> Sequence[Metric]:
         (kv_use, self._kv_use), preemptions = (self._kv_use, 0.0), self._preemptions
         count, self._reported = preemptions - self._reported, preemptions
         return Metric("kv_use", kv_use, reduce="max"), Metric("preemptions", count, reduce="sum")
 
-    def watch_outputs(self, processor: Any) -> None:
-        """Counts the tokens that come from vLLM's core, wherever that runs."""
-        process = processor.process_outputs
+    def watch(self, core: Any) -> None:
+        """Reads everything that comes from vLLM's core. Its client must have been started with statistics."""
+        from vllm.v1.engine import EngineCoreEventType
 
-        def counted(outputs: Any, *arguments: Any, **named: Any) -> Any:
-            self.sampled += sum(len(output.new_token_ids) for output in outputs)
-            return process(outputs, *arguments, **named)
+        get_output, preempted = core.get_output, EngineCoreEventType.PREEMPTED
 
-        processor.process_outputs = counted
+        def watched() -> Any:
+            step = get_output()
+            for output in step.outputs:
+                self.sampled += len(output.new_token_ids)
+                self._preemptions += sum(
+                    event.type == preempted and not self._by_emptying(event.timestamp) for event in output.events or ()
+                )
+            if step.scheduler_stats is not None:
+                self._kv_use = max(self._kv_use, step.scheduler_stats.kv_cache_usage)
+            return step
 
-    def watch_cache(self, scheduler: Any) -> None:
-        """Notes the use of the cache after each scheduling decision."""
-        schedule = scheduler.schedule
+        core.get_output = watched
 
-        def watched(*arguments: Any) -> Any:
-            by_sync = len(scheduler.reset_preempted_req_ids)  # these did not lack room
-            decision = schedule(*arguments)
-            self._preemptions += len(decision.preempted_req_ids or ()) - by_sync
-            self._kv_use = max(self._kv_use, scheduler.kv_cache_manager.usage)
-            return decision
+    @contextlib.contextmanager
+    def emptying(self) -> Iterator[None]:
+        """Does not count requests that vLLM preempts inside: these did not lack room."""
+        self._emptied.append(time.monotonic())
+        try:
+            yield
+        finally:
+            self._emptied.append(time.monotonic())
 
-        scheduler.schedule = watched
+    def _by_emptying(self, timestamp: float) -> bool:
+        """Returns True for a time inside ``emptying``. A machine's processes share this clock, and vLLM's core is on this one."""
+        return bisect(self._emptied, timestamp) % 2 == 1

@@ -49,6 +49,7 @@ def start_vllm(
             raise UserError(f"engine vllm: {problem}")
         arguments = _arguments(options, version, on_cpu) | _adapter_arguments(adapter_rank)
         arguments |= {"model": path, "tokenizer": _tokenizer_path(path, tokenizer, scratch)}
+        quiet = arguments.pop("disable_log_stats")
         try:
             with own_process() if multiprocess else contextlib.nullcontext():
                 llm: Any = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=multiprocess)
@@ -57,6 +58,9 @@ def start_vllm(
     if problem := _attention_problem(llm.vllm_config.model_config, on_cpu):
         llm.engine_core.shutdown()
         raise UserError(f"engine vllm cannot serve {path}: {problem}")
+    if quiet:
+        # Of its statistics the host needs those that the core sends (``vllm_measures``), not what vLLM makes of them for logs.
+        llm.log_stats, llm.logger_manager = False, None
     if multiprocess:
         llm.collective_rpc("end_with", args=(os.getpid(),))
     llm.set_weight_version(str(version))

@@ -15,13 +15,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load(loader, file, version):
-    """Runs in a worker."""
-    import torch
-
-    loader.load(iter([list(torch.load(file, weights_only=True).items())]), version)
-
-
 def process(loader):
     """Runs in a worker."""
     return [loader.rank, loader.size, os.getpid(), list(loader.state), loader.kept]

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.engines import vllm_startup
 from rlhf_host.records.episodes import Sampling
 
-from .vllm_rig import KIB, Rig, make_engine, mismatch, prompts_of, write_model
+from .vllm_rig import Rig, make_engine, mismatch, prompts_of, write_model
 
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
@@ -64,7 +63,7 @@ def test_a_core_in_its_own_process_samples_what_one_in_this_process_does(tmp_pat
             jobs = [asyncio.create_task(apart.engine.generate(prompts[i], Sampling(300), (9, i))) for i in range(4)]
             while apart.engine.sampled == begun:
                 await asyncio.sleep(0.01)
-            await asyncio.to_thread(apart.load, in_buckets(named_weights(model), KIB), 2)
+            await asyncio.to_thread(apart.sync, 2)
             return await asyncio.gather(*jobs)
 
         made = asyncio.run(in_flight())

@@ -20,6 +20,9 @@ from .vllm_rig import Rig, make_engine, mismatch, prompts_of, write_model
 
 pytest.importorskip("vllm")
 
+SMALL = 300 * 2 * 2 * 2 * 32 * 4
+"""Bytes of a cache for 300 tokens: layers, keys and values, heads, width of a head, bytes of a number."""
+
 
 def test_what_it_cannot_serve_it_refuses_at_once(tiny_model):
     with pytest.raises(ValueError, match=r"extra\.dtype: the engine sets this itself"):
@@ -66,8 +69,7 @@ def test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_giv
     from transformers import AutoModelForCausalLM
 
     directory = write_model(tmp_path / "model", tied=True)
-    small = 300 * 2 * 2 * 2 * 32 * 4  # 300 tokens: layers, keys and values, heads, width of a head, bytes
-    rig = Rig(make_engine(directory, version=3, kv_cache_bytes=small), AutoModelForCausalLM.from_pretrained(directory))
+    rig = Rig(make_engine(directory, version=3, kv_cache_bytes=SMALL), AutoModelForCausalLM.from_pretrained(directory))
     try:
         assert rig.engine.context_length == 256, "nine blocks of 32, one of which vLLM keeps for itself"
         made = rig.sample(prompts_of(3, 200), Sampling(100))
@@ -75,20 +77,44 @@ def test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_giv
         (made,) = rig.sample([[3, 4]], Sampling(8))
         assert made.versions == [3] * 8
         assert mismatch(rig.model, [[3, 4]], [made]) <= 1e-4
+    finally:
+        asyncio.run(rig.engine.close())
 
-        def measured():
-            return {metric.name: metric.values for metric in asyncio.run(rig.engine.metrics())}
 
-        assert measured()["kv_use"] > 0.8, "one of the long rows"
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_it_measures_how_full_its_cache_was_and_what_lost_its_place(tmp_path, multiprocess):
+    from transformers import AutoModelForCausalLM
+
+    directory = write_model(tmp_path / "model", tied=True)
+    engine = make_engine(directory, version=0, kv_cache_bytes=SMALL, multiprocess=multiprocess)
+    rig = Rig(engine, AutoModelForCausalLM.from_pretrained(directory))
+
+    def measured():
+        return {metric.name: metric.values for metric in asyncio.run(engine.metrics())}
+
+    async def with_a_sync():
+        begun = engine.sampled
+        job = asyncio.create_task(engine.generate([3], Sampling(250), (8,)))
+        while engine.sampled == begun:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(rig.sync, 1)
+        return (await job).versions
+
+    try:
         assert measured() == {"kv_use": 0.0, "preemptions": 0}
         rig.sample([[3, 4]], Sampling(8))
         assert measured() == {"kv_use": 1 / 8, "preemptions": 0}
+        rig.sample(prompts_of(1, 200), Sampling(100))
+        assert measured() == {"kv_use": 1.0, "preemptions": 0}
+        assert measured() == {"kv_use": 0.0, "preemptions": 0}
         rig.sample(prompts_of(4, 60), Sampling(100))  # two blocks each at first, five at last
         crowded = measured()
         assert crowded["kv_use"] == 1.0
         assert crowded["preemptions"] > 0
+        assert set(asyncio.run(with_a_sync())) == {0, 1}
+        assert measured()["preemptions"] == 0, "what a sync has computed again did not lack room"
     finally:
-        asyncio.run(rig.engine.close())
+        asyncio.run(engine.close())
 
 
 def test_experts_arrive_whole(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,11 +32,16 @@ class Rig:
     refused: list[Exception] = field(default_factory=list)
 
     def sync(self, version, weights=None, bucket_bytes=16 * KIB):
-        buckets = in_buckets(named_weights(self.model) if weights is None else weights, bucket_bytes)
-        self.load(buckets, version)
+        weights = named_weights(self.model) if weights is None else weights
+        if not self.engine.multiprocess:
+            self.load(in_buckets(weights, bucket_bytes), version)
+            return
+        with tempfile.NamedTemporaryFile() as file:
+            torch.save(dict(weights), file.name)
+            asyncio.run(self.engine.run(f"{__name__}:load_file", file=file.name, version=version, bucket_bytes=bucket_bytes))
 
     def load(self, buckets, version):
-        """As functions that ``engine.run`` calls do."""
+        """As functions that ``engine.run`` calls do in an engine of one process."""
         self.engine.loader.load(buckets, version)
 
     def sample(self, prompts, sampling, keys=None):
@@ -52,6 +58,11 @@ class Rig:
         with torch.no_grad():
             for weight in self.model.parameters():
                 weight += 0.05 * torch.randn(weight.shape, generator=noise)
+
+
+def load_file(loader, file, version, bucket_bytes):
+    """Runs beside the weights, in another process."""
+    loader.load(in_buckets(torch.load(file, weights_only=True).items(), bucket_bytes), version)
 
 
 def write_model(directory: Path, *, tied: bool) -> Path:

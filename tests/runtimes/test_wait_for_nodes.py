@@ -17,12 +17,11 @@ pytest.importorskip("ray")
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples/cluster/wait_for_nodes.py"
 CLUSTER = """
-import os, sys
+import sys
 from ray.cluster_utils import Cluster
 
 machine = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
-head = dict(machine, include_dashboard=False, temp_dir=os.environ["RAY_TMPDIR"])
-cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster = Cluster(initialize_head=True, head_node_args=dict(machine, include_dashboard=False))
 print(cluster.address, flush=True)
 for _ in sys.stdin:
     cluster.add_node(**machine)
