@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from rlhf_host.engines import vllm_startup
@@ -203,3 +204,14 @@ def test_weights_that_no_sync_brings_must_be_kept_in_sleep(extra, adapter_rank, 
 )
 def test_log_probabilities_are_exact_only_where_nothing_has_fewer_bits(dtype, quantization, cache, exact):
     assert is_exact(dtype, quantization, cache) is exact
+
+
+def test_starting_makes_no_context_on_any_gpu(monkeypatch):
+    touched = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device="cuda": touched.append(device) or torch.zeros(1).byte())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+    with vllm_startup._torch_as_it_was():
+        pass
+    assert touched == []
