@@ -21,6 +21,7 @@ from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.engines.vllm_arguments import deepest_sleep, is_exact
 from rlhf_host.engines.vllm_measures import Measures
+from rlhf_host.engines.vllm_process import CoreWatch
 from rlhf_host.engines.vllm_requests import Sent, answer, generation_of, sampling_params
 from rlhf_host.engines.vllm_startup import (
     ends_of,
@@ -72,6 +73,7 @@ class VLLMEngine:
         """Group → the version of its first request, with ``keep``, so that no later group finds its keys and values."""
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
+        self._core: CoreWatch | None = None
         self._closed = False
         self._step_began: float | None = None
         self._adapter_rank = start.adapter_rank
@@ -192,7 +194,7 @@ class VLLMEngine:
                 self._check_alive()
                 future.set_result(action())
             except BaseException as error:
-                future.set_exception(error)
+                future.set_exception(self._cause(error))
 
         self._post(act, queue)
         return future
@@ -212,6 +214,10 @@ class VLLMEngine:
             return self._ask_now(method, *arguments)
 
         self._submit(lambda: self._load(lambda: work(ask), version)).result()
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Returns what happened to vLLM's core, if that is why ``error`` was raised: vLLM says only that it is dead."""
+        return (self._core.failure if self._core else None) or error
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -243,10 +249,12 @@ class VLLMEngine:
                 if self._running and not self._closed:
                     self._step()
         except BaseException as error:
-            log.exception("vLLM died")
+            failure = self._cause(error)
+            if failure is error:
+                log.exception("vLLM died")
             with self._condition:
-                self._failure = error
-            self._fail_running(RunError(f"engine vllm died: {first_line(error)}"))
+                self._failure = failure
+            self._fail_running(RunError(f"engine vllm died: {first_line(failure)}"))
         finally:
             self._stop()
 
@@ -258,6 +266,7 @@ class VLLMEngine:
             self.options, path, start.tokenizer, start.version, self._scratch.path, self._adapter_rank
         )
         if self.multiprocess:
+            self._core = CoreWatch(self.llm.engine_core)
             self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
         settings, cache = self.llm.vllm_config.model_config, self.llm.vllm_config.cache_config
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)

@@ -8,7 +8,11 @@ import select
 import signal
 import threading
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
+from concurrent.futures import InvalidStateError
+from multiprocessing import connection, resource_tracker
+from typing import Any
+
+from rlhf_host.errors import RunError
 
 
 @contextlib.contextmanager
@@ -24,6 +28,29 @@ def own_process() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class CoreWatch:
+    """Ends the waiting for a core that has ended: vLLM's client for one thread would wait for its answers for good.
+
+    Args:
+        client: ``LLMEngine.engine_core`` of a core in a process of its own.
+    """
+
+    def __init__(self, client: Any):
+        self.failure: RunError | None = None
+        """What happened, once the core has ended."""
+        self._client, self._cores = client, list(client.resources.engine_manager.processes)
+        threading.Thread(target=self._watch, name="rlhf-core", daemon=True).start()
+
+    def _watch(self) -> None:
+        connection.wait([core.sentinel for core in self._cores])
+        self.failure = RunError("the process of vLLM's core has ended; if nobody killed it, look for a lack of memory")
+        self._client.resources.engine_dead = True  # from now on vLLM refuses to ask
+        self._client.outputs_queue.put_nowait(self.failure)
+        for answer in list(self._client.utility_results.values()):
+            with contextlib.suppress(InvalidStateError):
+                answer.set_exception(self.failure)
 
 
 class EndsWithHost:

@@ -63,24 +63,31 @@ class Rows:
         """Returns ``[B, T]`` bool: true at tokens."""
         return RaggedTensor(torch.ones(1, dtype=torch.bool).expand(self.count), self)
 
+    def held_by(self, tensor: Tensor) -> RaggedTensor | None:
+        """Returns the tensor if it holds these rows without padding. One whose rows were chosen or ordered anew holds others."""
+        return tensor if isinstance(tensor, RaggedTensor) and tensor.whole is None and tensor.rows.same(self) else None
+
     def ragged(self, tensor: Tensor) -> RaggedTensor:
         """Returns a tensor ``[B, T, ...]`` of these rows with 0 at padding."""
-        if isinstance(tensor, RaggedTensor) and tensor.whole is None and not bool(tensor.fill.any()):
-            return tensor
+        ours = self.held_by(tensor)
+        if ours is not None and not bool(ours.fill.any()):
+            return ours
         return RaggedTensor(self.tokens(tensor), self)
 
     def tokens(self, tensor: Tensor) -> Tensor:
         """Returns the tokens ``[N, ...]`` of a tensor ``[B, T, ...]`` of these rows."""
-        if isinstance(tensor, RaggedTensor) and tensor.whole is None:
-            return tensor.tokens
+        ours = self.held_by(tensor)
+        if ours is not None:
+            return ours.tokens
         tensor = padded(tensor)
         parts = [row[:length] for row, length in zip(tensor, self.lengths.tolist(), strict=True)]
         return torch.cat(parts) if parts else tensor.new_zeros(0, *tensor.shape[2:])
 
     def each(self, tensor: Tensor) -> Iterator[Tensor]:
         """Yields the tokens of each row of a tensor ``[B, T, ...]``, on the same memory where it can."""
-        if isinstance(tensor, RaggedTensor) and tensor.whole is None:
-            values = tensor.stored
+        ours = self.held_by(tensor)
+        if ours is not None:
+            values = ours.stored
             yield from (values[self.slice(row)] for row in range(len(self)))
         else:
             yield from (row[:length] for row, length in zip(padded(tensor), self.lengths.tolist(), strict=True))
@@ -150,7 +157,7 @@ class RaggedTensor(Tensor):
         return self._cells.whole
 
     def padded(self, index: Sequence[int] | None = None, width: int | None = None) -> Tensor:
-        """Returns the padded tensor, not to write to: all rows or some, of a width that they fit in."""
+        """Returns the padded tensor, not to write to: all rows or some, cut to a width."""
         index = range(len(self.rows)) if index is None else index
         width = self.rows.width if width is None else width
         if self.whole is not None:
@@ -162,7 +169,8 @@ class RaggedTensor(Tensor):
         else:  # where nothing is written zeros take no memory
             out = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for place, row in enumerate(index):
-            out[place, : self.rows.lengths[row]] = self.stored[self.rows.slice(row)]
+            tokens = self.stored[self.rows.slice(row)][:width]
+            out[place, : len(tokens)] = tokens
         return out
 
     def settle(self) -> Tensor:
@@ -173,9 +181,10 @@ class RaggedTensor(Tensor):
         return self._cells.whole
 
     def select_rows(self, index: Sequence[int], width: int | None = None) -> Tensor:
-        """Returns some rows, in that order, cut to a width that they fit in."""
+        """Returns some rows, in that order, cut to a width."""
         width = self.rows.width if width is None else width
-        if self.whole is not None:
+        longest = self.rows.lengths[np.asarray(index, dtype=np.int64)].max(initial=0)
+        if self.whole is not None or longest > width:
             return self.padded(index, width)
         parts = [self.stored[self.rows.slice(row)] for row in index]
         stored = torch.cat(parts) if parts else self.stored[:0]
@@ -196,13 +205,44 @@ class RaggedTensor(Tensor):
         return self.settle().numpy(force=force)
 
     def __array__(self, *arguments: Any, **named: Any) -> np.ndarray:
-        return np.asarray(self.padded().numpy(), *arguments, **named)
+        return np.asarray(self.numpy(), *arguments, **named)
+
+    # What follows reads a tensor's memory without asking for an operation, and would end the process here.
+
+    def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
+        return self.settle().__dlpack__(*arguments, **named)
+
+    def apply_(self, function: Any) -> Tensor:  # type: ignore[override]
+        return self.settle().apply_(function)
+
+    def map_(self, tensor: Tensor, function: Any) -> Tensor:
+        return self.settle().map_(padded(tensor), function)
+
+    def share_memory_(self) -> Tensor:  # type: ignore[override]
+        return self.settle().share_memory_()
+
+    def data_ptr(self) -> int:
+        return self.settle().data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.settle().untyped_storage()
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        return self.detach()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise TypeError("data of a batch's tensor cannot be replaced: write to it (x.copy_(y)), or set the batch's field")
 
     def tolist(self) -> list[Any]:
         return self.padded().tolist()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.padded())
+
+    def __copy__(self) -> Tensor:
+        return self.detach()
 
     def __deepcopy__(self, memo: object) -> Tensor:
         return self.clone()

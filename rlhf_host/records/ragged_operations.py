@@ -109,10 +109,14 @@ def on_tokens(func: Any, args: Any, kwargs: Any) -> Any:
     first = args[0] if args else None
     if name in ("detach", "alias") and isinstance(first, RaggedTensor):
         return RaggedTensor(first.stored, first.rows, first.fill, first.dtype, first._cells)
-    if any(one.whole is not None or not one.rows.same(ragged[0].rows) or one.shape != ragged[0].shape for one in ragged):
+    if torch.Tag.inplace_view in func.tags and isinstance(first, RaggedTensor):
+        raise TypeError(f"a batch's tensor cannot change its shape in place ({name}): use the function that returns a tensor")
+    if func._schema.is_mutable or any(
+        one.whole is not None or not one.rows.same(ragged[0].rows) or one.shape != ragged[0].shape for one in ragged
+    ):
         return NotImplemented
     pointwise = torch.Tag.pointwise in func.tags or name in _LIKE_POINTWISE
-    if pointwise and not func._schema.is_mutable and torch.Tag.nondeterministic_seeded not in func.tags:
+    if pointwise and torch.Tag.nondeterministic_seeded not in func.tags:
         return _pointwise(func, args, kwargs, ragged[0].rows, ragged[0].dim())
     if not isinstance(first, RaggedTensor):
         return NotImplemented
@@ -165,16 +169,21 @@ def _chosen(func: Any, name: str, args: Any, tensor: RaggedTensor) -> Any:
     index = args[2] if name == "index_select" else index
     if not of_rows or not isinstance(index, Tensor) or isinstance(index, RaggedTensor) or index.dim() != 1:
         return NotImplemented
-    if index.dtype == torch.bool:
+    if index.dtype == torch.bool and name == "index" and len(index) == len(tensor):
         index = index.nonzero().squeeze(-1)
-    if len(index) and (int(index.min()) < -len(tensor) or int(index.max()) >= len(tensor)):
-        return NotImplemented  # torch's own error
+    lowest = -len(tensor) if name == "index" else 0
+    if index.dtype not in (torch.int64, torch.int32) or (
+        len(index) and (int(index.min()) < lowest or int(index.max()) >= len(tensor))
+    ):
+        return NotImplemented  # torch's own error, or the old meaning of bytes as a mask
     return tensor.select_rows((index % max(1, len(tensor))).tolist())
 
 
 def _masked(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Returns the tokens where ``mask`` is true. Torch's own index of them would take twice the memory of the tokens."""
-    chosen, begin = tokens.new_empty(int(mask.count_nonzero()), *tokens.shape[1:]), 0
+    """Returns the elements where ``mask``, of the same shape, is true. Torch's own index of them would take twice the memory of
+    the tokens.
+    """
+    chosen, begin = tokens.new_empty(int(mask.count_nonzero())), 0
     for part, counted in zip(tokens.split(PIECE), mask.split(PIECE), strict=True):
         kept = part[counted]
         chosen[begin : begin + len(kept)] = kept
@@ -219,7 +228,8 @@ def _reduced_rows(func: Any, name: str, named: dict[str, Any], tensor: RaggedTen
     kind = func(tensor.fill.expand(1, 1) if len(tensor.fill) == 1 else tensor.fill[:1], **_without_self(named)).dtype
     stored = tensor.tokens
     values = (stored.bool() if name in ("any", "all") else stored).numpy()
-    fill = tensor.fill.expand(len(rows), 1).squeeze(1).to(kind).numpy()
+    padding = tensor.fill.bool() if name in ("any", "all") else tensor.fill
+    fill = padding.expand(len(rows), 1).squeeze(1).to(kind).numpy()
     out = fill * rows.padding if name == "sum" else fill.copy()
     some = rows.lengths > 0
     if some.any():

@@ -88,7 +88,8 @@ def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Seq
             return _Column("rows", tensor.cpu().numpy())
         if name == "extra":
             return _Column("padded", tensor)
-        tokens = tensor.stored if isinstance(tensor, RaggedTensor) and tensor.whole is None else shape.tokens(tensor)
+        ours = shape.held_by(tensor)
+        tokens = shape.tokens(tensor) if ours is None else ours.stored
         narrow = tokens.to(torch.int32) if tokens.dtype == torch.int64 else tokens
         return _Column("tokens", narrow.cpu().numpy(), tensor.dtype, -1 if name == "turn_ids" else 0)
 

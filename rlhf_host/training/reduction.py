@@ -38,8 +38,7 @@ class Denominators:
                 if isinstance(value, Tensor) and value.dtype == torch.bool and value.shape == batch.loss_mask.shape:
                     masks[f"{alias}.{name}"] = value
         shape = Rows.of(batch.completion_mask)
-        ragged = {name: mask if isinstance(mask, RaggedTensor) else shape.ragged(mask) for name, mask in masks.items()}
-        return cls(ragged, shape, batch.group_id, batch.episode_id)
+        return cls({name: shape.ragged(mask) for name, mask in masks.items()}, shape, batch.group_id, batch.episode_id)
 
     def mask(self, mask: Mask, alias: str = "") -> RaggedTensor:
         """Returns the mask. Raises ``ValueError`` if the plugin ``alias`` has no such mask."""

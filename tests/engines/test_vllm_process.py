@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_host.engines import vllm_startup
+from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import Sampling
 
 from .vllm_rig import Rig, make_engine, mismatch, prompts_of, write_model
@@ -73,6 +74,30 @@ def test_a_core_in_its_own_process_samples_what_one_in_this_process_does(tmp_pat
         asyncio.run(here.engine.close())
         asyncio.run(apart.engine.close())
     wait_for_end(core)
+
+
+@pytest.mark.timeout(300)
+def test_a_core_that_is_killed_ends_its_requests_with_a_message(tmp_path):
+    engine = make_engine(write_model(tmp_path / "model", tied=True), version=0, multiprocess=True)
+
+    async def until_it_fails():
+        while True:
+            await engine.run("builtins:repr")
+
+    async def killed():
+        jobs = [asyncio.create_task(engine.generate([3, 4, 5], Sampling(400), (1, 2, row))) for row in range(4)]
+        while not engine.sampled:
+            await asyncio.sleep(0.01)
+        (core,) = cores()
+        core.kill()
+        with pytest.raises(RunError, match="vLLM's core has ended"):
+            await until_it_fails()
+        return await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 60)
+
+    said = asyncio.run(killed())
+    assert all(str(error).startswith("engine vllm died: the process of vLLM's core has ended") for error in said)
+    assert engine.dead
+    asyncio.run(asyncio.wait_for(engine.close(), 60))
 
 
 HOST = """

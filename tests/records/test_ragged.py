@@ -32,8 +32,19 @@ OPERATIONS = {
     "with one row": lambda x, m, i: (x + torch.arange(6.0), x.cumsum(-1), torch.cat([x, x]), x.mean(), x.std()),
     "parts": lambda x, m, i: (x[1], x[2, 3], x[:, :2], x.unsqueeze(-1), x.flatten(), x.T, list(x)),
     "values": lambda x, m, i: (torch.tensor(x.tolist()), torch.from_numpy(x.numpy()), torch.from_numpy(np.asarray(i))),
+    "bytes": lambda x, m, i: ((i - 1).to(torch.uint8).any(-1), (i - 1).to(torch.uint8).all(-1)),
+    "rows chosen by bytes": lambda x, m, i: x[torch.tensor([0, 1, 1, 0, 1], dtype=torch.uint8)],
+    "chosen of several numbers": lambda x, m, i: (two(x)[two(x) > 0], two(x).masked_select(two(i) > 0)),
+    "into a tensor": lambda x, m, i: (torch.sum(i, 1, out=i.new_zeros(5)), torch.add(x, x, out=torch.zeros(5, 6))),
     "finite": lambda x, m, i: (torch.isfinite(x / i).all(), torch.isclose(x, x).all(), m.nonzero()),
 }
+
+
+def two(x):
+    """Returns ``[B, T, 2]`` of ``[B, T]``, ragged if that is."""
+    if not isinstance(x, RaggedTensor):
+        return torch.stack([x, x], -1)
+    return RaggedTensor(torch.stack([x.tokens, x.tokens], -1), x.rows, x.fill.unsqueeze(-1))
 
 
 def tensors(seed=0):
@@ -54,6 +65,7 @@ def same(one, two):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_an_operation_has_the_padded_tensor_s_result(operation):
     ragged = tensors()
@@ -77,6 +89,13 @@ WRITES = {
     "a row, by a part": lambda x, m: x[2].fill_(4.0),
     "padding": lambda x, m: x[0].fill_(4.0),
     "by numpy": lambda x, m: x.numpy().fill(3.0),
+    "by an array": lambda x, m: np.asarray(x).fill(3.0),
+    "by dlpack": lambda x, m: torch.from_dlpack(x).fill_(3.0),
+    "by a copy of the object": lambda x, m: copy.copy(x).fill_(3.0),
+    "by its data": lambda x, m: x.data.fill_(3.0),
+    "by Python": lambda x, m: x.apply_(lambda value: value + 1),
+    "with another": lambda x, m: x.map_(x * 2, lambda value, other: value + other),
+    "in shared memory": lambda x, m: x.share_memory_().fill_(3.0),
     "after reading": lambda x, m: (x.sum(), x[3].zero_()),
 }
 
@@ -145,3 +164,37 @@ def test_errors_are_torch_s():
         x + torch.zeros(4, 6)
     with pytest.raises(IndexError, match=re.escape("out of bounds")):
         x[torch.tensor([9])]
+    for choose in (
+        lambda: x[torch.tensor([True, False])],
+        lambda: x[torch.tensor([False] * 9)],
+        lambda: x[torch.tensor([0], dtype=torch.int16)],
+        lambda: x.index_select(0, torch.tensor([-1])),
+    ):
+        with pytest.raises(IndexError):
+            choose()
+
+
+SHAPES = {
+    "transposed": lambda x: x.t_(),
+    "one more": lambda x: x.unsqueeze_(0),
+    "resized": lambda x: x.resize_(1, 1),
+    "set": lambda x: x.set_(torch.ones(2)),
+    "data": lambda x: setattr(x, "data", torch.ones(5, 6)),
+}
+
+
+@pytest.mark.parametrize("change", SHAPES.values(), ids=SHAPES)
+def test_a_change_that_a_ragged_tensor_cannot_show_is_refused(change):
+    with pytest.raises(TypeError, match="a batch's tensor"):
+        change(tensors()[0])
+
+
+def test_rows_in_another_order_are_not_taken_for_the_batch_s():
+    x = tensors()[0]
+    order = torch.tensor([2, 0, 1, 4, 3])
+    other, plain, rows = x[order], x.padded()[order], x.rows
+    assert isinstance(other, RaggedTensor)
+    assert rows.tokens(other).tolist() == rows.tokens(plain).tolist()
+    assert [part.tolist() for part in rows.each(other)] == [part.tolist() for part in rows.each(plain)]
+    same((rows.ragged(other), other.padded([0, 1], 2)), (rows.ragged(plain), plain[:2, :2]))
+    same(other.select_rows([0, 1], 2), plain[:2, :2])

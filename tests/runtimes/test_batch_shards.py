@@ -200,6 +200,16 @@ def test_a_rank_gets_what_picking_its_tokens_one_by_one_gives(seed):
             assert shard.fields.get("completion_mask") is None
 
 
+def test_rows_that_a_plugin_ordered_anew_are_sent_as_they_are():
+    batch = make_batch([3, 1, 2])
+    rows, order = Rows.of(batch.completion_mask), torch.tensor([1, 2, 0])
+    batch.advantages = RaggedTensor(torch.arange(6.0), rows)[order]
+    batch.extra["mine"] = {"baseline": RaggedTensor(torch.arange(6.0), rows)[order]}
+    first, second = make_shards(batch, [[0, 2], [1]], UPDATES)
+    assert (first.fields["advantages"].values.tolist(), second.fields["advantages"].values.tolist()) == ([3, 0, 0, 0, 1], [4])
+    assert second.fields["extra"]["mine"]["baseline"].tolist() == [[4.0]]
+
+
 def test_hands_are_those_of_looking_for_the_smallest_each_time():
     sizes = np.random.default_rng(1).integers(1, 50, 300).tolist()
     loads, hands = [0] * 37, [[] for _ in range(37)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
 
+from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import Aggregation, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer, reduced, token_weights
@@ -83,6 +84,20 @@ def test_masked_nan_in_values_reaches_neither_loss_nor_gradient():
     loss.backward()
     assert float(loss) == pytest.approx(1.0)
     assert torch.isfinite(values.grad).all()
+
+
+@pytest.mark.parametrize("change", [lambda mask: ~mask, lambda mask: mask[torch.tensor([2, 0, 1, 5, 4, 3])]])
+def test_a_mask_of_a_plugin_counts_the_batch_s_tokens_alone(change):
+    batch = uneven_batch()
+    rows = Rows.of(batch.completion_mask)
+    plain = batch.map(lambda _, value: value)
+    batch.action_mask = RaggedTensor(rows.tokens(batch.action_mask), rows)
+    for each in (plain, batch):
+        each.extra = {"p": {"m": change(each.action_mask)}}
+    expected, found = (Denominators.of(each).mask(Extra("m"), "p") for each in (plain, batch))
+    assert torch.equal(found.padded(), expected.padded())
+    term = LossTerm("kl", torch.ones(batch.loss_mask.shape), mask=Extra("m"))
+    assert float(Reducer(Denominators.of(batch)).reduce(term, list(range(6)), None, "p")) == pytest.approx(1.0)
 
 
 def test_a_fully_masked_batch_gives_zero():
