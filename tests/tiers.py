@@ -20,6 +20,7 @@ SLOW = {
     ),
     "tests/backends/test_offline_ranks.py": (r"\[(?!dpo\])", "three algorithms on rows in two processes; one at every change"),
     "tests/backends/test_ray_autotp.py": ("", "tensor parallelism on Ray"),
+    "tests/runtimes/test_ray_slices.py": ("one_process|agree", "sequence parallelism on Ray; what is refused at every change"),
     "tests/runtimes/test_ray_nodes.py": ("", "clusters of several machines, and machines that are lost"),
     "tests/runtimes/test_ray_run.py": (
         "ctrl_c|dies|cannot_hold",

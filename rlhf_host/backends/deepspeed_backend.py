@@ -50,6 +50,8 @@ class DeepSpeedBackend:
         self.updates = 0
         self.lr = start.role.peak_lr
         self.exact = options.precision == "fp32"
+        # With AutoTP, processes of one rank have the same gradient.
+        self._averaged = self.ranks.size if self.ranks.slices is None else self.ranks.processes
         self._parking = Parking(self.device)
         adapts, quantized = has_adapters(self.model), is_quantized(self.model)
         plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)
@@ -87,7 +89,7 @@ class DeepSpeedBackend:
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
-        self.engine.backward(loss * self.ranks.size, scale_wrt_gas=False)
+        self.engine.backward(loss * self._averaged, scale_wrt_gas=False)
 
     def step(self) -> StepResult:
         """Clips, then makes a step, unless a gradient is not finite: then weights and schedule do not change."""

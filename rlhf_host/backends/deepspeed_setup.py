@@ -69,7 +69,9 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def refuse_parts(options: DeepSpeed.Options, ranks: Ranks) -> None:
     """Raises ``UserError`` if AutoTP would split a model over other processes than there are."""
-    if options.autotp_size != ranks.parts:
+    if options.autotp_size > 1 and ranks.slices is not None:
+        raise UserError("AutoTP and sequence_parallel both split a rank's work over its processes: leave one of them out")
+    if options.autotp_size != (ranks.parts if ranks.slices is None else 1):
         raise UserError(
             f"autotp_size {options.autotp_size} splits a model over so many processes, but here one has all of it: use"
             f" --runtime ray and place the role on {options.autotp_size} devices or a multiple"
@@ -78,7 +80,7 @@ def refuse_parts(options: DeepSpeed.Options, ranks: Ranks) -> None:
 
 def enter_group(ranks: Ranks, device: torch.device) -> None:
     """Prepares torch's default group and the environment as DeepSpeed expects them."""
-    processes = ranks.size * ranks.parts
+    processes = ranks.processes
     if not dist.is_initialized():
         if processes > 1:
             raise RunError("the ranks have not joined a process group")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_host.backends.weights import pieces
+from rlhf_host.models.slices import Slices
 
 BUCKET_BYTES = 2**26
 """Approximate size of the flat pieces in which gradients are summed."""
@@ -20,11 +21,17 @@ class Ranks:
     """One process alone unless ``join`` was called. Every method is collective: all processes call it, in the same order.
 
     A data-parallel rank has its own rows. Mostly it is one process. If ``parts`` neighbouring processes together hold one copy
-    of the model (tensor parallelism), they are one rank, and all of them work on its rows.
+    of the model (tensor parallelism), or compute parts of each line (sequence parallelism), they are one rank, and all of them
+    work on its rows.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, group: Any = None, *, part: int = 0, parts: int = 1):
+    def __init__(
+        self, rank: int = 0, size: int = 1, group: Any = None, *, part: int = 0, parts: int = 1, slices: Slices | None = None
+    ):
         self.rank, self.size, self.part, self.parts, self.processes = rank, size, part, parts, size * parts
+        self.process = rank * parts + part
+        self.slices = slices
+        """Set if the parts compute slices of lines; each then has a gradient of its own, to be summed like a rank's."""
         self._group = group
 
     @classmethod
@@ -36,10 +43,15 @@ class Ranks:
         port: int,
         *,
         parts: int = 1,
+        sliced: bool = False,
         backend: str = "gloo",
         timeout_s: float = 1800.0,
     ) -> Ranks:
-        """Connects to the others at ``address:port``, where process 0 listens. The group is torch's default one."""
+        """Connects to the others at ``address:port``, where process 0 listens. The group is torch's default one.
+
+        Args:
+            sliced: the parts of a rank compute slices of lines.
+        """
         if processes == 1:
             return cls()
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -47,7 +59,11 @@ class Ranks:
         listener = socket.create_server((address, port)).detach() if process == 0 else None
         store = dist.TCPStore(address, port, processes, process == 0, timeout, master_listen_fd=listener)
         dist.init_process_group(backend, store=store, rank=process, world_size=processes, timeout=timeout)
-        return cls(process // parts, processes // parts, dist.group.WORLD, part=process % parts, parts=parts)
+        rank, part, slices = process // parts, process % parts, None
+        if sliced:
+            groups = [dist.new_group([*range(first, first + parts)]) for first in range(0, processes, parts)]
+            slices = Slices(groups[rank], part, parts)
+        return cls(rank, processes // parts, dist.group.WORLD, part=part, parts=parts, slices=slices)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns every process's value, in rank order."""

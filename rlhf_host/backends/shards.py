@@ -61,7 +61,7 @@ def share_writer(model: Any, directory: Path, share: dict[str, Tensor], ranks: R
 
     share = revert_weight_conversion(model, share) if share else share
     shares: list[dict[str, int]] = ranks.gather({name: tensor.nbytes for name, tensor in share.items()})
-    own, full = ranks.rank * ranks.parts + ranks.part, [number for number, sizes in enumerate(shares) if sizes]
+    own, full = ranks.process, [number for number, sizes in enumerate(shares) if sizes]
     files = {number: f"model-{place:05d}-of-{len(full):05d}.safetensors" for place, number in enumerate(full, 1)}
 
     def write() -> None:

@@ -90,7 +90,7 @@ class TorchBackend:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _sum_gradients(self) -> None:
-        if self.ranks.size == 1:
+        if self.ranks.processes == 1:
             return
         # A parameter that no rank used keeps no gradient, so that the optimizer leaves it alone.
         used = torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.int32, device=self.parameters[0].device)
@@ -102,7 +102,7 @@ class TorchBackend:
         self.ranks.sum_([p.grad for p in summed if p.grad is not None])
 
     def save(self, directory: Path) -> Writer | None:
-        if self.ranks.rank:
+        if self.ranks.process:
             return None
         state = {"optimizer": host_copy(self.optimizer.state_dict()), "updates": self.updates}
         return partial(torch.save, state, directory / "optimizer.pt")
@@ -125,7 +125,7 @@ class TorchBackend:
         self.updates = int(state["updates"])
 
     def save_model(self, directory: Path) -> Writer | None:
-        return None if self.ranks.rank else copy_model(self.model, directory)  # type: ignore[arg-type]
+        return None if self.ranks.process else copy_model(self.model, directory)  # type: ignore[arg-type]
 
     def weights(self, bucket_bytes: int, everywhere: bool = False) -> Buckets:
         return in_buckets(named_weights(self.model), bucket_bytes)

@@ -79,6 +79,9 @@ class RoleConfig(Section):
         "auto", description="attention kernel; auto: sdpa, or eager where sdpa would leave out a part of the model"
     )
     gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
+    sequence_parallel: Count = Field(
+        1, description="number of neighbouring devices that compute a part of each row, and of the memory for it (Ulysses)"
+    )
     trust_remote_code: bool = Field(False, description="allow code from the model repository to run")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
     precompute: bool = Field(

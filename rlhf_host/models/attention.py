@@ -1,15 +1,20 @@
-"""transformers' sdpa attention, extended to shared-prefix lines of rows, and to single queries without copies."""
+"""transformers' sdpa attention, extended to shared-prefix lines of rows, to slices of them in several processes, and to single
+queries without copies.
+"""
 
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rlhf_host.models.slices import Slices
 from rlhf_host.protocols import SharedRows
 
 
@@ -29,14 +34,25 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     shared_rows: SharedRows | None = None,
+    slices: Slices | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Computes attention. ``query`` is ``[B, heads, L, D]``, ``key`` and ``value`` are ``[B, h, L, D]``; the result is ``[B, L,
     heads, D]``.
 
+    Args:
+        slices: the arguments have only this process's tokens, and so has the result.
+
     Raises:
         ValueError: the model uses its own mask for a shared-prefix line, whose rows that mask cannot describe.
     """
+    if slices is not None:
+        query, key, value = slices.to_heads(query, key, value)
+        groups = SimpleNamespace(
+            num_key_value_groups=query.shape[1] // key.shape[1], is_causal=getattr(module, "is_causal", True)
+        )
+        out, _ = attend(groups, query, key, value, attention_mask, shared_rows, **kwargs)  # type: ignore[arg-type]
+        return slices.to_tokens(out), None
     if kwargs.get("softcap") is not None:
         warnings.warn(f"sdpa leaves out the softcap of {type(module).__name__}: set attn_implementation to eager", stacklevel=2)
     if shared_rows is not None:
@@ -68,5 +84,11 @@ def _attend_rows(
         tokens = line[0].transpose(0, 1)
         return tokens.index_select(0, rows.gather).view(rows.count, rows.length, *tokens.shape[1:]).transpose(1, 2)
 
-    out, _ = sdpa_attention_forward(module, gather(query), gather(key), gather(value), None, **kwargs)
+    window = kwargs.get("sliding_window")
+    seen = None
+    if window is not None and rows.length > window:
+        at = torch.arange(rows.length, device=query.device)
+        distance = at[:, None] - at
+        seen = ((distance >= 0) & (distance < window))[None, None]
+    out, _ = sdpa_attention_forward(module, gather(query), gather(key), gather(value), seen, **kwargs)
     return out.flatten(0, 1).index_select(0, rows.back)[None]

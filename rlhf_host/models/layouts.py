@@ -72,6 +72,54 @@ class Line:
     exact: bool = False
     """True if computed in 32 bits, for a trial."""
 
+    @property
+    def shares(self) -> bool:
+        """True for one line of rows that may share prompts."""
+        return self.layouts[0].rows is not None
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Converts ``[C, ...]`` to ``[B, T, ...]``, with zeros elsewhere."""
+        if len(values) < self.mask.numel():
+            values = values.new_zeros((self.mask.numel(), *values.shape[1:])).index_copy(0, self.at, values)
+        return values.view(*self.mask.shape, *values.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of prompt and completion, on the CPU."""
+
+    prompt_ids: Sequence[Sequence[int]]
+    completions: Tensor
+    """``[C]``."""
+    mask: Tensor
+    """``[B, T]`` bool."""
+    read_whole: bool
+    """Something is read at completion tokens and at each row's end too, not only where tokens are predicted."""
+    pad: int | None
+
+    def line(self, compute: Any, make: Callable[..., Layout], *, alone: bool, device: torch.device) -> Line:
+        """Returns the rows in a layout on a device.
+
+        Args:
+            alone: each row has a layout of its own.
+        """
+        lengths = self.mask.sum(-1).tolist()
+        rows = [(self.prompt_ids, self.completions, lengths)]
+        parts = self.completions.split(lengths)
+        if alone:
+            rows = [([ids], part, [len(part)]) for ids, part in zip(self.prompt_ids, parts, strict=True)]
+        layouts = [make(*row) for row in rows]
+        predicts, last = all_places(layouts)
+        scored, own = last, predicts
+        if self.read_whole:
+            own = own_places(predicts, last, lengths)
+            tokens = ([*ids, *part.tolist()] for ids, part in zip(self.prompt_ids, parts, strict=True))
+            scored = score_places(layouts, tokens, self.pad)
+        places = (predicts, last, scored, own, self.mask.flatten().nonzero().squeeze(-1), self.completions)
+        predicts, last, scored, own, at, targets = (place.to(device, non_blocking=True) for place in places)
+        layouts = [to_device(layout, device) for layout in layouts]
+        return Line(compute, layouts, predicts, last, scored, own, self.mask, at, targets)
+
 
 def padded_layout(prompt_ids: Sequence[Sequence[int]], completions: Tensor, lengths: Sequence[int]) -> Layout:
     """Returns one right-padded row per completion.

@@ -25,10 +25,8 @@ from rlhf_host.models.kept import gathered_share
 from rlhf_host.models.layouts import (
     Layout,
     Line,
-    all_places,
-    own_places,
+    Rows,
     padded_layout,
-    score_places,
     shared_layout,
     sharing_of,
     to_device,
@@ -36,6 +34,7 @@ from rlhf_host.models.layouts import (
 )
 from rlhf_host.models.modes import evaluation, in_32_bits
 from rlhf_host.models.output_heads import LanguageHead, ScalarHead, Wanted
+from rlhf_host.models.slices import Slices
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
@@ -59,6 +58,7 @@ class Passes:
         autocast: type of matrix products; the log-softmax is in float32 in any case.
         even_passes: as in ``BackendTraits``.
         balance: passes with gradients also return ``router_loss``.
+        slices: this process computes a part of every line of rows, and all processes of them get the same results.
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class Passes:
         autocast: torch.dtype | None = None,
         even_passes: bool = False,
         balance: Balance | None = None,
+        slices: Slices | None = None,
     ):
         attention.enable_shared_rows()
-        self.model, self.balance = model, balance
+        self.model, self.balance, self.slices = model, balance, slices
         self.shared_prefix = shared_prefix
         self.autocast = autocast
         self._kernels = kernels
@@ -112,10 +113,10 @@ class Passes:
             )
         self.exact = self.autocast is None and weight.dtype in WIDE
         plain = copy(self)
-        plain.balance = None
+        plain.balance = plain.slices = None
         self._gathered = {
             module: gathered_share(partial(plain._hidden, module, exact=False), model)
-            for module in ({self.compute, model} if self.shared_prefix != "off" else ())
+            for module in ({self.compute, model} if self.shared_prefix != "off" or self.slices is not None else ())
         }
         self._verdicts: dict[int, Verdict] = {}
         self._verdict: Verdict | None = None
@@ -159,21 +160,25 @@ class Passes:
             warnings.warn("; ".join(verdict.problems), stacklevel=5)
         if self.shared_prefix == "on" and verdict.shared is None:
             raise UserError(f"train.shared_prefix is on, but {verdict.problems[0]}; set it to auto")
+        if self.slices is not None and verdict.shared is None:
+            raise UserError(f"sequence_parallel computes parts of lines of rows, but {verdict.problems[0]}; leave it out")
         return verdict
 
     def _verdict_of(self, length: int, exact: bool) -> Verdict:
-        oracle, with_shared = self.model if self._backend is None else self.compute, self.shared_prefix != "off"
+        oracle = self.model if self._backend is None else self.compute
+        with_shared = self.shared_prefix != "off" or self.slices is not None
         hidden = partial(self._hidden, exact=exact)
         return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
 
     def tokens(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> int:
-        """Returns the number of tokens that one ``forward`` over these rows computes, padding included; the maximum, for a
+        """Returns the number of tokens that one ``forward`` over these rows computes here, padding included; the maximum, for a
         model with a scalar head.
         """
-        shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), sharing_of(prompt_ids, group_id))
-        return line if shares else padded
+        counts = self.head.computed(completion_lens)
+        shares, line, padded = self._layout(prompt_ids, counts, self._sharing(prompt_ids, group_id))
+        return self._here(line if shares else padded)
 
     def cost(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
@@ -181,11 +186,20 @@ class Passes:
         """Returns how many tokens in padded rows need as much memory as one ``forward`` over these rows: ``tokens``, and what
         attention gathers of shared prompts for each row (``models/kept.py``).
         """
-        shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), sharing_of(prompt_ids, group_id))
+        counts = self.head.computed(completion_lens)
+        shares, line, padded = self._layout(prompt_ids, counts, self._sharing(prompt_ids, group_id))
         if not shares:
             return padded
         compute = self.compute if self._verdict is None or self._verdict.shared is None else self._verdict.shared
-        return line + math.ceil(self._gathered[compute] * max(0, padded - line))
+        return self._here(line + math.ceil(self._gathered[compute] * max(0, padded - line)))
+
+    def _here(self, tokens: int) -> int:
+        """Returns this process's part of tokens that are computed."""
+        return tokens if self.slices is None else self.slices.size(tokens)
+
+    def _sharing(self, prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None) -> list[int]:
+        """Returns as ``sharing_of``, where prompts may be shared; else every row has its own."""
+        return [*range(len(prompt_ids))] if self.shared_prefix == "off" else sharing_of(prompt_ids, group_id)
 
     def flops(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
@@ -193,13 +207,12 @@ class Passes:
         """Returns the operations of training on these rows in one pass (``ModelFlops``), without padding; NaN if unknown."""
         if self.model_flops is None:
             return math.nan
-        sharing = sharing_of(prompt_ids, group_id)
-        counts = self.head.computed(completion_lens)
+        sharing, counts = self._sharing(prompt_ids, group_id), self.head.computed(completion_lens)
         rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
-        predicted = sum(completion_lens)
-        if self._layout(prompt_ids, counts, sharing)[0]:
-            return self.model_flops.training([*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()], rows, predicted)
-        return self.model_flops.training((), [(length, length) for length, _ in rows], predicted)
+        prompts = [*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()]
+        if not self._layout(prompt_ids, counts, sharing)[0]:
+            prompts, rows = [], [(length, length) for length, _ in rows]
+        return self.model_flops.training(prompts, rows, sum(completion_lens))
 
     def _layout(
         self, prompt_ids: Sequence[Sequence[int]], lengths: Sequence[int], sharing: Sequence[int]
@@ -210,6 +223,8 @@ class Passes:
         prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
         longest = max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
         line, padded = sum(prompts.values()) + sum(lengths), len(lengths) * longest
+        if self.slices is not None:
+            return True, line, padded
         if self.shared_prefix == "off" or (self._verdict is not None and self._verdict.shared is None):
             return False, line, padded
         always = self.shared_prefix == "on" or (self._verdict is not None and self._verdict.padded is None)
@@ -260,12 +275,12 @@ class Passes:
         if line is None:
             return self.head.nothing(outputs, torch.zeros(tuple(completion_ids.shape), device=self.device))
         wanted = Wanted(outputs=outputs, temperature=temperature, entropy_grad=entropy_grad, others=others)
-        read: Callable[[Tensor], Tensors] = partial(self.head.read, line, wanted)
+        read: Callable[[Tensor], Tensors] = self._reading(line, lambda own, states: self.head.read(own, wanted, states))
         if self.balance is not None and not self.head.scalar and torch.is_grad_enabled():
             read = partial(self._read_routed, read)
         results = read(self._states(line)) if self._backend is None else self._through(line, read)
         whole = (*OF_ROWS, "router_loss")
-        results = {name: value if name in whole else _spread(value, line) for name, value in results.items()}
+        results = {name: value if name in whole else line.spread(value) for name, value in results.items()}
         move = partial(Tensor.to, device=self.device, non_blocking=True)
         distributions = {
             role: Distribution(move(topk.logprobs), results.pop(f"of {role}"), move(topk.ids)) for role, topk in others.items()
@@ -300,8 +315,9 @@ class Passes:
         head = self.head
         assert isinstance(head, LanguageHead)
         with torch.no_grad():
-            results = self._through(line, lambda states: head.topk(line, states, k, temperature))
-        return TopK(*(_spread(results[name], line) for name in ("logprobs", "ids")))
+            read = self._reading(line, lambda own, states: head.topk(own, states, k, temperature))
+            results = self._through(line, read)
+        return TopK(*(line.spread(results[name]) for name in ("logprobs", "ids")))
 
     def _line(
         self,
@@ -327,41 +343,28 @@ class Passes:
         if longest > self._prepared_for:
             self.prepare(longest)
         assert self._verdict is not None
-        sharing = sharing_of(prompt_ids, None if group_id is None else group_id.tolist())
-        completions = completion_ids.cpu()[mask]
-        parts = completions.split(lengths)
-        with_scores, whole = whole, whole or self.one_by_one  # where a row's length matters
+        sharing = self._sharing(prompt_ids, None if group_id is None else group_id.tolist())
+        read_whole, whole = whole, whole or self.one_by_one  # where a row's length matters
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded
         if self._layout(prompt_ids, lengths if whole else [max(0, length - 1) for length in lengths], sharing)[0]:
             make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
-        rows = [(prompt_ids, completions, lengths)]
-        if compute is None:
-            rows = [([ids], part, [len(part)]) for ids, part in zip(prompt_ids, parts, strict=True)]
-        layouts = [make(*row) if whole else without_last(make, *row) for row in rows]
-        predicts, last = all_places(layouts)
-        scored, own = last, predicts
-        if with_scores:
-            own = own_places(predicts, last, lengths)
-            pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
-            scored = score_places(layouts, ([*ids, *part.tolist()] for ids, part in zip(prompt_ids, parts, strict=True)), pad)
-        at = mask.flatten().nonzero().squeeze(-1)
-        layouts = [to_device(layout, self.device) for layout in layouts]
-        predicts, last, scored, own, at, completions = (
-            tensor.to(self.device, non_blocking=True) for tensor in (predicts, last, scored, own, at, completions)
-        )
-        return Line(compute or self.model, layouts, predicts, last, scored, own, mask, at, completions)
+        make = make if whole else partial(without_last, make)
+        pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
+        rows = Rows(prompt_ids, completion_ids.cpu()[mask], mask, read_whole, pad)
+        return rows.line(compute or self.model, make, alone=compute is None, device=self.device)
 
     def _states(self, line: Line) -> Tensor:
         """Returns ``[places, H]`` hidden states, or ``[places, V]`` logits if no head is known."""
         bare, autocast = self.head.reads_logits, None if line.exact else self.autocast
-        routed = self.balance if torch.is_grad_enabled() else None
+        routed, slices = self.balance if torch.is_grad_enabled() else None, self.slices
         asked = {} if routed is None else {"output_router_logits": True}
         precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
         with evaluation(line.compute), self._adapter(), precision:
             model = line.compute if bare else decoder_of(line.compute)
             try:
-                passes = [model(**layout.inputs(), use_cache=False, **asked) for layout in line.layouts]
+                inputs = slices.inputs if slices is not None and line.shares else Layout.inputs
+                passes = [model(**inputs(layout), use_cache=False, **asked) for layout in line.layouts]
             except Exception as error:
                 if line.compute is self.model or isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -374,6 +377,10 @@ class Passes:
         states = [(output.logits if bare else output.last_hidden_state).flatten(0, 1) for output in passes]
         return torch.cat(states) if len(states) > 1 else states[0]
 
+    def _reading(self, line: Line, read: Callable[[Line, Tensor], Tensors]) -> Callable[[Tensor], Tensors]:
+        """Returns ``read`` for the states that this process has; what it returns is of all processes."""
+        return partial(read, line) if self.slices is None or not line.shares else self.slices.reading(line, read)
+
     def _through(self, line: Line, read: Callable[[Tensor], Tensors]) -> Tensors:
         """Applies ``read`` to the hidden states, inside the backend's pass if weights are whole only there."""
         if (backend := self._backend) is None:
@@ -384,15 +391,10 @@ class Passes:
         """Returns ``_states`` at the places that predict, then at the last ones, for trials."""
         at = to_device(layout, self.device)
         places = torch.cat([at.predicts, at.last])
-        unread = at.predicts
-        line = Line(compute, [at], at.predicts, at.last, at.last, unread, unread, unread, unread, exact)
+        numbers = torch.arange(len(places), device=self.device)
+        mask = torch.ones(len(places), dtype=torch.bool)
+        line = Line(compute, [at], places, at.last, at.last, places, mask, numbers, places, exact)
+        read = self._reading(line, lambda own, states: {"states": states[own.predicts]})
         # A backend that runs passes keeps the weights in pieces, which nothing may widen.
         with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():
-            return self._through(line, lambda states: {"states": states[places]})["states"]
-
-
-def _spread(values: Tensor, line: Line) -> Tensor:
-    """Converts ``[C, ...]`` to ``[B, T, ...]``, with zeros elsewhere."""
-    if len(values) < line.mask.numel():
-        values = values.new_zeros((line.mask.numel(), *values.shape[1:])).index_copy(0, line.at, values)
-    return values.view(*line.mask.shape, *values.shape[1:])
+            return self._through(line, read)["states"]

@@ -40,6 +40,12 @@ class Ranks(Protocol):
     part: int
     """Number of this process among the ``parts`` that share the rank's rows."""
     parts: int
+    processes: int
+    """``size × parts``."""
+    process: int
+    """Number of this process, among all."""
+    slices: Any
+    """None, unless the parts of a rank compute slices of lines (sequence parallelism): each then has a gradient of its own."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in order."""

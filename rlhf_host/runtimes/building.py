@@ -139,8 +139,7 @@ class Roles:
             everywhere = backend.traits.everywhere
             if setup.adapter_rank:
                 weights, everywhere = partial(adapter_buckets, actor), False
-            process = ranks.rank * ranks.parts + ranks.part
-            self.weights = LocalWeights(actor, weights, rank=process, size=ranks.processes, everywhere=everywhere)
+            self.weights = LocalWeights(actor, weights, rank=ranks.process, size=ranks.processes, everywhere=everywhere)
 
     def run(self, function: str, arguments: Mapping[str, Any]) -> Any:
         """Does the work of ``WeightSource.run`` on one rank. On its own thread, it may wait for other ends of a sync."""

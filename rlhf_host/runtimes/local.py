@@ -22,14 +22,26 @@ class Local:
         self.options = options
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
-        if (parts := start.backend.build().traits.parts) > 1:
-            raise UserError(
-                f"backend {start.backend.name} splits a model over {parts} processes, and runtime local has one: choose a runtime"
-                " of several processes (--runtime), or options of the backend that do not split models (--backend.*)"
-            )
+        _refuse_several(start)
         return ["everything in this process"]
 
     def start(self, start: RuntimeStart) -> Runtime:
         from rlhf_host.runtimes.local_runtime import LocalRuntime
 
+        _refuse_several(start)
         return LocalRuntime(start)
+
+
+def _refuse_several(start: RuntimeStart) -> None:
+    """Raises ``UserError`` for what needs several processes."""
+    if (parts := start.backend.build().traits.parts) > 1:
+        raise UserError(
+            f"backend {start.backend.name} splits a model over {parts} processes, and runtime local has one: choose a runtime"
+            " of several processes (--runtime), or options of the backend that do not split models (--backend.*)"
+        )
+    for name, role in start.roles.items():
+        if role.sequence_parallel > 1:
+            raise UserError(
+                f"{name}.sequence_parallel {role.sequence_parallel} computes each row in so many processes, and runtime local"
+                " has one: choose --runtime ray, or leave it out"
+            )

@@ -11,6 +11,7 @@ from typing import Literal
 
 from rlhf_host.config.tree import ROLES, SHORTHANDS
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.protocols import RuntimeStart
 from rlhf_host.records.needs import Needs
 
 Kind = Literal["cpu", "gpu"]
@@ -187,15 +188,38 @@ def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engin
     return Place(held, block.kind or default_kind, bundles, strategy, engines, rollout)
 
 
-def refuse_uneven(parts: int, backend: str, places: Sequence[Place], needs: Needs) -> None:
-    """Raises ``UserError`` if the devices for a trained model are not a multiple of the ``parts`` that it is split over."""
-    trained = {need.name for need in needs.roles if need.trainable}
-    for place in places:
-        if place.devices % parts and trained & set(place.roles):
-            raise UserError(
-                f"placement {place.name}={place.devices}: backend {backend!r} splits every model over {parts} devices, and"
-                f" {place.devices} do not divide by {parts}; ask for a multiple of {parts}"
-            )
+def parts_of(place: Place, start: RuntimeStart) -> int:
+    """Returns how many neighbouring devices share the rows of a rank there: those that the backend splits a trained model over,
+    or those that compute parts of each row.
+
+    Raises:
+        UserError: two roles ask for different numbers, or the devices are not a multiple.
+    """
+    trained = any(need.trainable for need in start.needs.roles if need.name in place.roles)
+    split = start.backend.build().traits.parts if trained else 1
+    asked = {name: start.roles[name].sequence_parallel for name in place.roles if start.roles[name].sequence_parallel > 1}
+    if len(set(asked.values())) > 1:
+        raise UserError(
+            f"placement {place.name}: its roles share devices, and ask for different numbers of them for a row"
+            f" ({', '.join(f'{name}.sequence_parallel {count}' for name, count in asked.items())}): set one number"
+        )
+    parts = max([1, *asked.values()])
+    if parts > 1 and split > 1:
+        raise UserError(
+            f"backend {start.backend.name} splits every model over {split} devices, and {next(iter(asked))}.sequence_parallel"
+            f" {parts} splits its rows: leave one of them out"
+        )
+    if place.devices % (parts * split):
+        does = (
+            f"{next(iter(asked))}.sequence_parallel splits rows"
+            if asked
+            else f"backend {start.backend.name!r} splits every model"
+        )
+        raise UserError(
+            f"placement {place.name}={place.devices}: {does} over {parts * split} devices, and {place.devices} do not divide by"
+            f" {parts * split}; ask for a multiple of {parts * split}"
+        )
+    return parts * split
 
 
 def refuse_apart(places: Sequence[Place], needs: Needs) -> None:

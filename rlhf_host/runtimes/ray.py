@@ -79,13 +79,14 @@ class Ray:
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
         """Returns which roles share devices. The cluster's devices are checked when the run starts."""
-        from rlhf_host.runtimes.placement import describe, parse_placement, plan_places, refuse_apart, refuse_uneven
+        from rlhf_host.runtimes.placement import describe, parse_placement, parts_of, plan_places, refuse_apart
 
         passed_on(self.options.runtime_env)
         roles = [need.name for need in start.needs.roles]
         per_engine = None if start.engine is None else start.engine.build().traits.devices
         places = plan_places(parse_placement(start.placement), roles, per_engine=per_engine)
-        refuse_uneven(start.backend.build().traits.parts, start.backend.name, places, start.needs)
+        for place in places:
+            parts_of(place, start)
         refuse_apart(places, start.needs)
         return [describe(places)]
 

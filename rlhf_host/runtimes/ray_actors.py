@@ -128,7 +128,7 @@ class WorkerActor:
         """Loads the roles and connects to the other processes.
 
         Args:
-            parts: neighbouring processes that the backend splits every model over.
+            parts: neighbouring processes that share a rank's rows.
             cpus: this process's CPUs, unless the user has set ``OMP_NUM_THREADS``; None: those that Ray counts for it.
 
         Raises:
@@ -149,7 +149,8 @@ class WorkerActor:
 
         if threads:
             torch.set_num_threads(threads)
-        ranks = Ranks.join(rank, size, address, port, parts=parts, backend="nccl" if gpu else "gloo")
+        sliced = any(settings.sequence_parallel > 1 for _, settings in setup.roles)
+        ranks = Ranks.join(rank, size, address, port, parts=parts, sliced=sliced, backend="nccl" if gpu else "gloo")
         self.roles = Roles(setup, ranks)
         freeze()
         return Loaded(self.roles.context_lengths, self.roles.exact, self.roles.flops)

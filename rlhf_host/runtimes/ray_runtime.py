@@ -22,10 +22,10 @@ from rlhf_host.runtimes.placement import (
     Place,
     cpu_shares,
     parse_placement,
+    parts_of,
     plan_places,
     rank_order,
     refuse_apart,
-    refuse_uneven,
     shortage,
 )
 from rlhf_host.runtimes.ray import Ray, passed_on
@@ -55,14 +55,14 @@ class RayRuntime:
         self._bring, self._needs = start.bring, start.needs
         self._engine_traits: EngineTraits | None = None if start.engine is None else start.engine.build().traits
         per_engine = None if self._engine_traits is None else self._engine_traits.devices
-        parts = start.backend.build().traits.parts
         roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
 
         def plan(kind: Kind = "cpu") -> list[Place]:
             return plan_places(blocks, roles, per_engine=per_engine, default_kind=kind)
 
         # What is wrong in itself is said before Ray starts.
-        refuse_uneven(parts, start.backend.name, plan(), start.needs)
+        for place in plan():
+            parts_of(place, start)
         refuse_apart(plan(), start.needs)
         self.cluster = RayCluster(options)
         self.cluster.start()
@@ -73,17 +73,17 @@ class RayRuntime:
             remedy = "set --ray.num-cpus to count more" if self.cluster.is_own and kind == "cpu" else "join a larger cluster"
             if (problem := shortage(places, nodes, remedy=remedy)) is not None:
                 raise UserError(problem)
-            self._start(start, places, self.cluster.reserve(places), parts)
+            self._start(start, places, self.cluster.reserve(places))
         except BaseException:
             self.cluster.stop()
             raise
 
-    def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], parts: int) -> None:
+    def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any]) -> None:
         engine_setup = None if start.engine is None else EngineSetup.of(start)
         traits, shared = self._engine_traits or EngineTraits(), [place for place in places if place.shared]
         turns = traits.sleeps and bool(shared) and engine_setup is not None and engine_setup.version == NO_WEIGHTS
         # Every process is asked for before any is waited for: most of a start is imports.
-        groups, engines, homes = self._processes(start, places, reserved, parts, engine_setup)
+        groups, engines, homes = self._processes(start, places, reserved, engine_setup)
         self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
         self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
         self.pool.resync = self._resync
@@ -128,7 +128,6 @@ class RayRuntime:
         start: RuntimeStart,
         places: Sequence[Place],
         reserved: Sequence[Any],
-        parts: int,
         engine_setup: EngineSetup | None,
     ) -> tuple[list[Group], list[tuple[str, Any, tuple[Any, ...]]], dict[str, Any]]:
         """Makes the processes of workers and engines. Returns groups, engines as ``EnginePool`` takes them, and the bundles of
@@ -144,7 +143,7 @@ class RayRuntime:
                 actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
                 views = adapter_views(setup.roles)  # compute with a trained role's module
                 trainable = tuple(need.name for need, _ in setup.roles if need.trainable or need.name in views)
-                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts if trainable else 1)
+                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts_of(place, start))
                 looks = group.call("look")
                 groups.append((group, setup, looks, gpu))
             for devices in place.engines:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import blaming
+from rlhf_host.errors import UserError, blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
@@ -56,6 +56,12 @@ class Role:
         even = traits.even_passes
         # Kernels' twins need not give what routers say.
         balance = None if backend is None or settings is None else balance_of(model, settings.router_aux_loss_coef)
+        if (slices := None if ranks is None else ranks.slices) is not None:
+            slices.refuse(model.config.get_text_config())
+            if balance is not None:
+                raise UserError(
+                    "sequence_parallel does not compute the loss of routers: set router_aux_loss_coef 0, or leave it out"
+                )
         passes = Passes(
             model,
             kernels=None if balance is not None else kernels,
@@ -63,6 +69,7 @@ class Role:
             autocast=autocast,
             even_passes=even,
             balance=balance,
+            slices=slices,
         )
         if backend is None:
             return cls(name, passes)

@@ -22,14 +22,24 @@ from rlhf_host.backends.ranks import Ranks
 class Group:
     """Ranks that run a program's functions: ``group(function, ...)`` gives what each returned."""
 
-    def __init__(self, fork: Any, environment: dict[str, str], directory: Path, size: int, parts: int, program: str):
+    def __init__(
+        self,
+        fork: Any,
+        environment: dict[str, str],
+        directory: Path,
+        size: int,
+        parts: int,
+        program: str,
+        *,
+        sliced: bool = False,
+    ):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self.processes = []
         for rank, log in enumerate(self.logs):
-            arguments = [str(part) for part in (rank, size, port, parts)]
+            arguments = [str(part) for part in (rank, size, port, parts, int(sliced))]
             with log.open("wb") as errors:
                 self.processes.append(fork(arguments, environment, program=program, stderr=errors, text=False))
 
@@ -59,7 +69,7 @@ class Group:
                 process.wait()
 
 
-def serve(rank: int, size: int, port: int, parts: int, functions: dict[str, Any]) -> None:
+def serve(rank: int, size: int, port: int, parts: int, sliced: int, functions: dict[str, Any]) -> None:
     import cpuinfo
 
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # a process of its own, for every Adam of DeepSpeed
@@ -67,7 +77,7 @@ def serve(rank: int, size: int, port: int, parts: int, functions: dict[str, Any]
     gc.freeze()  # DeepSpeed searches for garbage at every turn: not among all that was imported
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(sys.stderr):
-        ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, timeout_s=60.0)
+        ranks = Ranks.join(rank, size, "127.0.0.1", port, parts=parts, sliced=bool(sliced), timeout_s=60.0)
         with contextlib.suppress(EOFError):
             while True:
                 name, arguments, named = pickle.load(sys.stdin.buffer)

@@ -52,8 +52,9 @@ def group(fork, environment, tmp_path_factory):
     """``group(size, parts)`` starts so many processes."""
     groups = []
 
-    def start(size: int, parts: int = 1) -> Group:
-        groups.append(Group(fork, environment, tmp_path_factory.mktemp("ranks"), size, parts, backend_runs.__file__))
+    def start(size: int, parts: int = 1, *, sliced: bool = False) -> Group:
+        directory = tmp_path_factory.mktemp("ranks")
+        groups.append(Group(fork, environment, directory, size, parts, backend_runs.__file__, sliced=sliced))
         return groups[-1]
 
     yield start
@@ -272,6 +273,31 @@ def test_split_layers_come_out_whole(halves, tiny_model, tmp_path):
 
 def test_split_layers_resume_bit_for_bit(split_lives):
     check_same(split_lives[0]["resumed"], split_lives[0]["weights"][3])
+
+
+# --- lines cut into slices ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cut(group):
+    """Four processes: two ranks, each of two processes that compute half of every line."""
+    return group(4, parts=2, sliced=True)
+
+
+@pytest.mark.parametrize("kind", ["torch", "zero-2", "zero-3"])
+def test_ranks_of_slices_have_the_gradient_and_take_the_steps_of_one(cut, alone, tiny_model, kind):
+    first, *others = cut(train, tiny_model, kind, SHARDS["uneven"])
+    for other in others:
+        check_steps(first, other, alone)
+
+
+def test_a_rank_of_slices_without_rows_takes_the_steps_too(cut, alone, tiny_model):
+    for found in cut(train, tiny_model, "zero-2", SHARDS["one empty"], 2):
+        check_steps(found, found, alone, updates=2)
+
+
+def test_slices_and_split_layers_are_not_mixed(cut, tiny_model):
+    assert "both split a rank's work" in cut(refusal, tiny_model, "zero-2-split", Path("none"))[0]
 
 
 def alone_change(alone: dict[str, Any], model: Path) -> list[torch.Tensor]:

@@ -27,25 +27,24 @@ from .miniatures import OUTSIDE, VARIANTS, VOCABULARY, WINDOW, families, long_ro
 
 OUTCOMES = {
     "shared shared plain": """
-        gpt2 apertus arcee aria_text axk1 bert-generation biogpt bitnet cohere ctrl dbrx deepseek_v2 deepseek_v3 diffllama
-        emu3 ernie4_5 ernie4_5_moe flex_olmo fuyu gemma glm glm4 glm4_moe glm4_moe_lite gpt_bigcode gpt_neox granite
-        granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe llama
-        longcat_flash minicpm3 minimax_m2 mllama nanochat olmo olmo2 olmoe opt persimmon phi seed_oss solar_open whisper youtu
+        gpt2 afmoe apertus arcee aria_text axk1 bert-generation biogpt bitnet cohere cohere2 cohere2_moe cohere_compass_text
+        ctrl cwm dbrx deepseek_v2 deepseek_v3 diffllama dots1 emu3 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu
+        gemma gemma2 gemma3 gemma3_text gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe
+        glm4_moe_lite got_ocr2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense
+        hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna llama longcat_flash mellum minicpm3 minimax_m2 ministral
+        ministral3 mistral mixtral mllama nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal qwen2 qwen3
+        qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma whisper youtu
     """,
-    "shared padded plain": """
-        afmoe cohere2 cohere2_moe cohere_compass_text cwm dots1 exaone4 exaone_moe gemma2 gemma3 gemma3_text gemma3n_text
-        gemma4 gemma4_text gemma4_unified gemma4_unified_text got_ocr2 laguna mellum ministral ministral3 mistral mixtral
-        olmo3 phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2 vaultgemma
-    """,
+    "shared padded plain": "phimoe qwen2_moe",
     "padded padded plain": """
         codegen doge falcon git gpt_neox_japanese gpt_oss gptj granite_swa granitemoe_swa mimo_v2_flash nemotron stablelm xglm
         gemma2-eager
     """,
-    "shared shared generic": "bert electra ernie roc_bert",
+    "shared shared generic": "bert electra ernie modernbert-decoder roc_bert",
     "padded padded generic": """
         axk2 bamba bart big_bird bigbird_pegasus blenderbot blenderbot-small bloom deepseek_v32 falcon_h1 falcon_mamba
         glm_moe_dsa gpt_neo granitemoehybrid hy_v4 inkling_text jamba kimi_linear lfm2 lfm2_moe llama4 llama4_text mamba
-        mamba2 marian mbart megatron-bert minimax_m3_vl_text modernbert-decoder mpt mvp nemotron_h olmo_hybrid pegasus plbart
+        mamba2 marian mbart megatron-bert minimax_m3_vl_text mpt mvp nemotron_h olmo_hybrid pegasus plbart
         qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next rembert roformer trocr zamba zamba2 zaya
     """,
     "padded padded repeating": "deepseek_v4 minimax qwen4_exp qwen4_exp_text",

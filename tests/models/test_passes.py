@@ -143,14 +143,24 @@ def test_models_that_cannot_share_say_so_once_and_are_padded(name, rows):
         forward(model, PROMPTS, *rows, shared_prefix="on")
 
 
-def test_prompts_are_not_shared_beyond_a_sliding_window(rows):
-    """What serves rows of 16 tokens need not serve longer ones, and is tried again."""
-    config = transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=16)
+def test_prompts_are_shared_beyond_a_sliding_window(rows):
+    config = transformers.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=6)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    passes, (ids, mask) = Passes(model, shared_prefix="on"), rows
+    torch.testing.assert_close(
+        passes.forward(PROMPTS, ids, mask).logprobs, one_by_one(model, ids, mask, 1.0)[0], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_what_serves_rows_of_16_tokens_need_not_serve_longer_ones_and_is_tried_again(rows):
+    config = transformers.Qwen2MoeConfig(
+        **SIZES, sliding_window=16, use_sliding_window=True, max_window_layers=1, num_experts=2, num_experts_per_tok=1
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     passes, (ids, mask) = Passes(model), rows
     passes.prepare(15)
     assert passes.tokens(PROMPTS, LENGTHS) == 12 + sum(max(0, length - 1) for length in LENGTHS)
-    with pytest.warns(UserWarning, match="Gemma3ForCausalLM gives other results in the shared layout for rows of 32 tokens"):
+    with pytest.warns(UserWarning, match="Qwen2MoeForCausalLM gives other results in the shared layout for rows of 32 tokens"):
         passes.prepare(17)
     assert passes.tokens(PROMPTS, LENGTHS) == len(PROMPTS) * 13
     torch.testing.assert_close(

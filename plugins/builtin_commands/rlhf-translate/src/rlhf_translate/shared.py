@@ -172,6 +172,13 @@ def attention(option: Option, given: Given) -> Outcome:
     return lost(f"kernels here: auto, {', '.join(ATTENTION)}")
 
 
+def sequence_parallel(role: str) -> Convert:
+    """Returns a function that translates a number of devices for each row."""
+    return lambda option, given: (
+        same("off, as it is here") if option.is_off or option.number == 1 else to({f"{role}.sequence_parallel": option.value})
+    )
+
+
 def rewards(*choices: str) -> Outcome:
     """Returns reward plugins, files and addresses, each under an alias that flags can spell."""
     try:

@@ -6,7 +6,7 @@ import json
 import re
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, lost, same, to
-from rlhf_translate.shared import attention, schedule, sources
+from rlhf_translate.shared import attention, schedule, sequence_parallel, sources
 
 MATTERS = (
     "train.seed",
@@ -143,6 +143,7 @@ BOTH: Table = {
     "ds.zpg": _deepspeed("backend.zero_hpz_partition_size"),
     "ds.adam_offload": _deepspeed("backend.offload_optimizer", "cpu"),
     "ds.tensor_parallel_size": _deepspeed("backend.autotp_size"),
+    "ds.ring_attn_size": sequence_parallel("actor"),
     **{name: _extra for name in (*_EXTRA, _GRADIENTS)},
     "ds.attn_implementation": attention,
     "ds.lora.alpha": _of_lora("alpha"),

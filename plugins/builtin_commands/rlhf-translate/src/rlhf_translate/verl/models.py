@@ -19,7 +19,7 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import attention, rewards, sources, template_kwargs
+from rlhf_translate.shared import attention, rewards, sequence_parallel, sources, template_kwargs
 from rlhf_translate.verl.algorithm import of_critic
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}." for name in ("actor", "rollout", "model"))
@@ -297,6 +297,8 @@ TABLE: Table = {
     "critic.optim.min_lr_ratio": of_critic(
         lambda option, given: same("none, as it is here") if not option.number else to({"critic.min_lr_ratio": option.value})
     ),
+    f"{_ACTOR}ulysses_sequence_parallel_size": sequence_parallel("actor"),
+    "critic.ulysses_sequence_parallel_size": of_critic(sequence_parallel("critic")),
     f"{_ACTOR}fsdp_config.grad_offload": always("gradients stay with the optimizer"),
     f"{_ACTOR}fsdp_config.param_offload": _offload("param"),
     f"{_ACTOR}fsdp_config.optimizer_offload": _offload("optimizer"),

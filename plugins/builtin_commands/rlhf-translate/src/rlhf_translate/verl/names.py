@@ -87,7 +87,10 @@ MISSING = {
         "*.optim.muon* *.optim.override_optimizer_config *.optim.*_dtype *.optim.use_precision_aware_optimizer "
         "*.optim.use_layer_wise_* *.optim.use_checkpoint_opt_param_scheduler *.optim.weight_decay_incr_style"
     ),
-    "sequence parallelism": "*ulysses_sequence_parallel_size *.context_parallel_size",
+    "rows are computed in parts by all roles that share devices: --actor.sequence-parallel": (
+        "*fsdp_config.ulysses_sequence_parallel_size *.ref.ulysses_sequence_parallel_size "
+        "reward_model.ulysses_sequence_parallel_size *.context_parallel_size engine.ulysses_* *.fsdp.ulysses_*"
+    ),
     "images and sound": (
         "data.image_* data.video_* data.audio_key data.mm_processor_kwargs *.freeze_vision* *limit_images* *freeze_language_model"
     ),
