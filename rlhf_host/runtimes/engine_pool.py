@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from rlhf_host.engines.requests import Request, Waiting
-from rlhf_host.errors import RunError
+from rlhf_host.errors import LostError, RunError
 from rlhf_host.protocols import EngineTraits
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.tensors import Metric
@@ -181,10 +181,22 @@ class EnginePool:
         return any(target.engine.version != version for target in self.lives.targets)
 
     def _everywhere(self, call: Callable[[Any], Any]) -> list[tuple[RemoteEngine, Any]]:
-        """Returns the answers of the engines that are up."""
-        up = [(seat, seat.engine) for seat in self.lives.up if seat.engine is not None]
-        answers = wait_all([call(seat.actor) for seat, _ in up], *(f"engine {seat.name}" for seat, _ in up))
-        return [(engine, answer) for (_, engine), answer in zip(up, answers, strict=True)]
+        """Returns the answers of the engines that are up. One that has died is left to its next request or sync, which starts it
+        again.
+
+        Raises:
+            LostError: all have died.
+        """
+        asked = [(seat.engine, call(seat.actor), f"engine {seat.name}") for seat in self.lives.up if seat.engine is not None]
+        answers, lost = [], None
+        for engine, reference, name in asked:
+            try:
+                answers.append((engine, wait_all([reference], name)[0]))
+            except LostError as error:
+                lost = error
+        if lost is not None and not answers:
+            raise lost
+        return answers
 
     async def close(self) -> None:
         """Fails pending requests, and lets the engines free their resources."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
 from rlhf_host.garbage import freeze
-from rlhf_host.protocols import Counting, Measured, WakesInParts, Writer
+from rlhf_host.protocols import NO_WEIGHTS, Counting, Measured, WakesInParts, Writer
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
@@ -333,17 +333,21 @@ class EngineActor:
 
     @_plainly
     async def sleep(self, keep: bool) -> int:
-        """Returns the version that is left.
+        """Returns the version that is left. A process that was started again has no engine yet.
 
         Args:
             keep: keep the weights, even if the engine can do without.
         """
+        if self.engine is None:
+            return NO_WEIGHTS
         in_parts = not keep and isinstance(self.engine, WakesInParts)
         await (self.engine.sleep_empty() if in_parts else self.engine.sleep())
         return int(self.engine.version)
 
     @_plainly
     async def wake(self, weights_only: bool) -> None:
+        if self.engine is None:
+            return
         in_parts = weights_only and isinstance(self.engine, WakesInParts)
         await (self.engine.wake_weights() if in_parts else self.engine.wake())
 

@@ -376,6 +376,31 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
         events.run(pool.close())
 
 
+def test_an_engine_that_has_died_keeps_no_other_from_sleeping_and_waking(monkeypatch):
+    dead, done = set(), []
+
+    def wait_all(references, *names):
+        if dead.intersection(references):
+            raise LostError("it is gone")
+        return references
+
+    class Process:
+        def __init__(self, name):
+            self.sleep = SimpleNamespace(remote=lambda keep: done.append(("sleep", name)) or name)
+            self.wake = SimpleNamespace(remote=lambda weights_only: done.append(("wake", name)) or name)
+
+    monkeypatch.setattr("rlhf_host.runtimes.engine_pool.wait_all", wait_all)
+    pool = EnginePool([(str(number), Process(number), ()) for number in range(2)], TRAITS)
+    pool.lives.start(EngineInfo(str(number), 0, None, True, 0) for number in range(2))
+    dead.add(0)
+    pool.sleep(keep=False)
+    pool.wake()
+    assert done == [("sleep", 0), ("sleep", 1), ("wake", 0), ("wake", 1)]
+    dead.add(1)
+    with pytest.raises(LostError, match="it is gone"):
+        pool.sleep(keep=False)
+
+
 @on_a_loop
 async def test_engines_are_measured_together():
     engines = [Timed([0.001] * 9), Timed([0.001] * 9)]
