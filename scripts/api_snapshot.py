@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import rlhf_host
+from rlhf_host import backends as backend_parts
 from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing
 from rlhf_host.plugins.discovery import GROUPS, HINTS
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
@@ -61,6 +62,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host": sorted(rlhf_host.__all__),
             "rlhf_host.functional": sorted(functional.__all__),
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
+            "rlhf_host.backends": sorted(backend_parts.__all__),
             "rlhf_host.commands": sorted(commands.__all__),
             "rlhf_host.installed": sorted(installed.__all__),
             "rlhf_host.internals": sorted(internals.__all__),

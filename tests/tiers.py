@@ -70,6 +70,8 @@ SLOW = {
         "engines, backends and runtimes with one rule broken each, some until a deadline; templates pass at every change",
     ),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
+    "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
+    "tests/backends/test_ray_fsdp.py": ("", "FSDP2 on Ray"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),
     "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
     "tests/cli/test_chat.py": (

@@ -8,7 +8,7 @@ import math
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,16 @@ from torch import Tensor, nn
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
 from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, on_device, refuse_parts
+from rlhf_host.backends.packed import run_through
 from rlhf_host.backends.parking import Parking, distinct, tensors_in
 from rlhf_host.backends.shards import deal, saved_bytes, share_writer
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
-from rlhf_host.backends.weights import in_buckets, named_weights, pieces
+from rlhf_host.backends.weights import in_buckets, merged_units, named_buffers, named_weights, pieces
 from rlhf_host.errors import RunError, UserError, in_one_line
-from rlhf_host.models.adapters import adapter_layers, has_adapters, merged_weights
+from rlhf_host.models.adapters import has_adapters, merged_weights
 from rlhf_host.models.loading import copy_model
 from rlhf_host.models.quantized import is_quantized
-from rlhf_host.protocols import BackendStart, Bucket, Buckets, StepResult, Tensors, Writer
+from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors, Writer
 from rlhf_host.records.torch_files import OTHER, more_than_data
 
 COPIED_BYTES = 2**28
@@ -73,10 +74,10 @@ class DeepSpeedBackend:
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         self._refuse_away()
-        return _inside(self.engine, compute, *inputs)
+        return run_through(self.engine, compute, *inputs)
 
     def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        return _inside(self._head, compute, *inputs)
+        return run_through(self._head, compute, *inputs)
 
     def _optimizer(self, deepspeed: Any) -> torch.optim.Optimizer:
         groups = decayed_groups(self.parameters, self.role.weight_decay)
@@ -245,7 +246,7 @@ class DeepSpeedBackend:
         names: dict[Any, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
-        units = _units(self.model, names)
+        units = merged_units(self.model, names)
         for piece in pieces(units, lambda unit: sum(each.ds_numel * each.element_size() for each in unit), bucket_bytes):
             parameters = [parameter for unit in piece for parameter in unit]
             with self._whole(parameters):
@@ -254,7 +255,7 @@ class DeepSpeedBackend:
                 copies = [(name, weight.clone()) for name, weight in merged_weights(self.model, kept)]
             others = {names[each][0]: names[each][1:] for each in parameters}
             yield [(other, weight) for name, weight in copies for other in (name, *others.get(name, ()))]
-        if buffers := _buffers(self.model):
+        if buffers := named_buffers(self.model):
             yield [(name, buffer) for name, buffer in buffers if keeps(name)]
 
     def _whole(self, parameters: list[Any]) -> contextlib.AbstractContextManager[Any]:
@@ -328,40 +329,6 @@ class _Head(nn.Module):
         return compute(places)
 
 
-def _inside(module: nn.Module, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-    """Runs ``compute(*inputs)`` as the module's forward pass.
-
-    Its tensors leave the module as one. Stage 3 fetches weights for the backward pass of every output that gets a gradient, and
-    ranks whose losses use different outputs would fetch at different times.
-    """
-    results: Tensors = {}
-
-    def packed(*inputs: Tensor) -> Tensor:
-        results.update(compute(*inputs))
-        return torch.cat([tensor.flatten() for tensor in results.values()] or [torch.zeros(0)])
-
-    parts = module(packed, *inputs).split([tensor.numel() for tensor in results.values()])
-    return {
-        name: part.view_as(tensor) if tensor.requires_grad else part.detach().view_as(tensor)
-        for (name, tensor), part in zip(results.items(), parts, strict=True)
-    }
-
-
-def _units(model: nn.Module, parameters: Iterable[Any]) -> list[list[Any]]:
-    """Returns the parameters; those that are merged with each other come together."""
-    layers = adapter_layers(model) if has_adapters(model) else []
-    owners = {parameter: layer for _, layer in layers for parameter in layer.parameters()}
-    units: dict[Any, list[Any]] = {}
-    for parameter in parameters:
-        units.setdefault(owners.get(parameter, parameter), []).append(parameter)
-    return list(units.values())
-
-
-def _buffers(model: nn.Module) -> Bucket:
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    return [(name, tensor) for name, tensor in named_weights(model) if name in buffers]
-
-
 def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights of a model that AutoTP has split, one module's at a time."""
     from deepspeed.module_inject.layers import GatherReplacedLayerParams
@@ -371,4 +338,4 @@ def _joined(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         with GatherReplacedLayerParams(list(own.values()), module):
             copies = [(name, parameter.detach().clone()) for name, parameter in own.items()]
         yield from copies
-    yield from _buffers(model)
+    yield from named_buffers(model)

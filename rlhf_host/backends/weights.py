@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from rlhf_host.models.adapters import engine_weights, has_adapters, merged_weights
+from rlhf_host.models.adapters import adapter_layers, engine_weights, has_adapters, merged_weights
 from rlhf_host.models.quantized import is_quantized
 from rlhf_host.protocols import Bucket
 
@@ -24,6 +24,22 @@ def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     weights = [(name, tensor.detach()) for name, tensor in tensors.items() if name in names]
     return merged_weights(model, weights) if has_adapters(model) or is_quantized(model) else weights
+
+
+def named_buffers(model: nn.Module) -> Bucket:
+    """Returns the persistent buffers under every name they have."""
+    names = set(model.state_dict())
+    return [(name, tensor) for name, tensor in model.named_buffers(remove_duplicate=False) if name in names]
+
+
+def merged_units(model: nn.Module, parameters: Iterable[T]) -> list[list[T]]:
+    """Returns the parameters; those that are merged with each other come together."""
+    layers = adapter_layers(model) if has_adapters(model) else []
+    owners: dict[Any, Any] = {parameter: layer for _, layer in layers for parameter in layer.parameters()}
+    units: dict[Any, list[T]] = {}
+    for parameter in parameters:
+        units.setdefault(owners.get(parameter, parameter), []).append(parameter)
+    return list(units.values())
 
 
 def adapter_buckets(model: nn.Module, bucket_bytes: int) -> Iterator[Bucket]:

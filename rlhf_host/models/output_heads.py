@@ -36,6 +36,10 @@ class ScalarHead:
         self.parameters = tuple(linear.parameters())
         self._score = Head(linear)
 
+    def of_its_weights(self) -> ScalarHead:
+        """Returns the head that computes as its weights and states are; this one does."""
+        return self
+
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
         """Returns how many completion tokens of each row the model must compute: all, because each may have its own score."""
         return list(completion_lens)
@@ -67,6 +71,10 @@ class LanguageHead:
         self.reads_logits = head is None
         self.parameters = () if head is None else tuple(head.linear.parameters())
         self._head, self._autocast = head, autocast
+
+    def of_its_weights(self) -> LanguageHead:
+        """Returns the head that multiplies in the type of its weights."""
+        return LanguageHead(self._head, None)
 
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
         """Returns how many completion tokens of each row the model must compute: nothing is predicted from the last one."""

@@ -103,8 +103,7 @@ class Passes:
         if (linear := scalar_head(model)) is not None:
             self.head = ScalarHead(linear)
         else:
-            autocast = torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
-            with torch.no_grad(), evaluation(model), autocast:
+            with torch.no_grad(), evaluation(model), torch.autocast(self.device.type, self.autocast, self.autocast is not None):
                 self.head = LanguageHead(find_head(model), self.autocast)
         if self.head.reads_logits:
             warnings.warn(
@@ -125,8 +124,13 @@ class Passes:
         """Rows beside each other would change each other, so that each needs its own pass."""
 
     def go_through(self, backend: Backend, ranks: Ranks) -> None:
-        """Sends every pass through the backend, once per pass, whatever its outputs: weights are whole only there."""
+        """Sends every pass through the backend, once per pass, whatever its outputs: weights are whole only there. One that
+        computes in 16 bits does so by its weights, without autocast.
+        """
         self._backend, self._ranks = backend, ranks
+        if not backend.exact:
+            self.autocast, self.exact = None, False
+            self.head = self.head.of_its_weights()
 
     def prepare(self, longest: int) -> None:
         """Prepares for rows of up to ``longest`` tokens: tries the layouts on such rows, if that was not done yet.
@@ -148,7 +152,7 @@ class Passes:
 
     def _try(self, length: int) -> Verdict:
         verdict = self._verdict_of(length, exact=self.exact)
-        if not self.exact and (self._backend is None or next(self.model.parameters()).dtype in WIDE):
+        if not self.exact and (self._backend is None or self._backend.exact):
             # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it.
             with contextlib.suppress(DoesNotRun):  # its attention may be for 16 bits alone
                 verdict = verdict.and_also(self._verdict_of(length, exact=True), self.model)
@@ -176,8 +180,7 @@ class Passes:
         """Returns the number of tokens that one ``forward`` over these rows computes here, padding included; the maximum, for a
         model with a scalar head.
         """
-        counts = self.head.computed(completion_lens)
-        shares, line, padded = self._layout(prompt_ids, counts, self._sharing(prompt_ids, group_id))
+        shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), self._share(prompt_ids, group_id))
         return self._here(line if shares else padded)
 
     def cost(
@@ -186,8 +189,7 @@ class Passes:
         """Returns how many tokens in padded rows need as much memory as one ``forward`` over these rows: ``tokens``, and what
         attention gathers of shared prompts for each row (``models/kept.py``).
         """
-        counts = self.head.computed(completion_lens)
-        shares, line, padded = self._layout(prompt_ids, counts, self._sharing(prompt_ids, group_id))
+        shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), self._share(prompt_ids, group_id))
         if not shares:
             return padded
         compute = self.compute if self._verdict is None or self._verdict.shared is None else self._verdict.shared
@@ -197,7 +199,7 @@ class Passes:
         """Returns this process's part of tokens that are computed."""
         return tokens if self.slices is None else self.slices.size(tokens)
 
-    def _sharing(self, prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None) -> list[int]:
+    def _share(self, prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None) -> list[int]:
         """Returns as ``sharing_of``, where prompts may be shared; else every row has its own."""
         return [*range(len(prompt_ids))] if self.shared_prefix == "off" else sharing_of(prompt_ids, group_id)
 
@@ -207,7 +209,7 @@ class Passes:
         """Returns the operations of training on these rows in one pass (``ModelFlops``), without padding; NaN if unknown."""
         if self.model_flops is None:
             return math.nan
-        sharing, counts = self._sharing(prompt_ids, group_id), self.head.computed(completion_lens)
+        sharing, counts = self._share(prompt_ids, group_id), self.head.computed(completion_lens)
         rows = [(len(ids) + count, count) for ids, count in zip(prompt_ids, counts, strict=True)]
         prompts = [*dict(zip(sharing, map(len, prompt_ids), strict=True)).values()]
         if not self._layout(prompt_ids, counts, sharing)[0]:
@@ -223,11 +225,10 @@ class Passes:
         prompts = {number: len(ids) for number, ids in zip(sharing, prompt_ids, strict=True)}
         longest = max((len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)), default=0)
         line, padded = sum(prompts.values()) + sum(lengths), len(lengths) * longest
-        if self.slices is not None:
-            return True, line, padded
-        if self.shared_prefix == "off" or (self._verdict is not None and self._verdict.shared is None):
+        sliced, verdict = self.slices is not None, self._verdict
+        if not sliced and (self.shared_prefix == "off" or (verdict is not None and verdict.shared is None)):
             return False, line, padded
-        always = self.shared_prefix == "on" or (self._verdict is not None and self._verdict.padded is None)
+        always = sliced or self.shared_prefix == "on" or (verdict is not None and verdict.padded is None)
         return always or line <= WORTHWHILE * padded, line, padded
 
     def forward(
@@ -311,12 +312,10 @@ class Passes:
         if line is None:
             empty = completion_ids.new_zeros((*completion_ids.shape, k))
             return TopK(empty.float(), empty)
-
         head = self.head
         assert isinstance(head, LanguageHead)
         with torch.no_grad():
-            read = self._reading(line, lambda own, states: head.topk(own, states, k, temperature))
-            results = self._through(line, read)
+            results = self._through(line, self._reading(line, lambda own, states: head.topk(own, states, k, temperature)))
         return TopK(*(line.spread(results[name]) for name in ("logprobs", "ids")))
 
     def _line(
@@ -343,7 +342,7 @@ class Passes:
         if longest > self._prepared_for:
             self.prepare(longest)
         assert self._verdict is not None
-        sharing = self._sharing(prompt_ids, None if group_id is None else group_id.tolist())
+        sharing = self._share(prompt_ids, None if group_id is None else group_id.tolist())
         read_whole, whole = whole, whole or self.one_by_one  # where a row's length matters
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded

@@ -13,6 +13,7 @@ from rlhf_host import testing
 
 MODULES = (
     "rlhf_host",
+    "rlhf_host.backends",
     "rlhf_host.installed",
     "rlhf_host.internals",
     "rlhf_host.models",

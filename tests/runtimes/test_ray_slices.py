@@ -41,11 +41,12 @@ def test_two_workers_of_every_row_train_as_one_process_does_and_resume(rlhf, sma
     "more",
     [
         ("--placement", "actor=4", "--backend", "deepspeed", "--backend.zero-stage", "3"),
+        ("--placement", "actor=4", "--backend", "fsdp"),
         ("--placement", "actor=2", "--actor.lora.rank", "4"),
         ("--placement", "actor+critic=2", "--algo", "ppo"),
         ("--placement", "actor+reference=2", "--kl.coef", "0.1"),
     ],
-    ids=["zero-3", "lora", "ppo", "reference"],
+    ids=["zero-3", "fsdp", "lora", "ppo", "reference"],
 )
 def test_engine_and_trainer_agree(rlhf, small_run, tmp_path, more):
     rlhf.run(*small_run, *RAY, *SLICES, *more, "--train.steps", "3", "--run-dir", tmp_path / "run")

@@ -1,0 +1,129 @@
+"""A model split by FSDP2, and its tensors made whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rlhf_host import RunError, UserError
+from rlhf_host.protocols import Ranks
+
+OTHERWISE = "choose --backend deepspeed, or --backend torch"
+
+
+class Passes(nn.Module):
+    """The root that FSDP2 splits: its pass is the function it is called with."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        return compute(*inputs)
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """Returns the precision that is used on a device."""
+    if precision != "auto":
+        return precision
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+
+
+def mesh_of(device: torch.device, ranks: Ranks, shard: int | None) -> DeviceMesh:
+    """Returns the ranks, of which neighbours split a copy of the weights.
+
+    Raises:
+        UserError: their number does not allow it.
+    """
+    if ranks.processes % (shard := shard or ranks.processes):
+        raise UserError(f"backend.shard {shard} does not divide the {ranks.processes} ranks of the role's group")
+    if not dist.is_initialized():
+        if ranks.processes > 1:
+            raise RunError("the ranks have not joined a process group")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if dist.get_world_size() != ranks.processes:
+        raise UserError(
+            f"backend 'fsdp' is set up for {ranks.processes} processes, but torch's process group has {dist.get_world_size()}"
+        )
+    if shard == ranks.processes:
+        return init_device_mesh(device.type, (shard,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (ranks.processes // shard, shard), mesh_dim_names=("copies", "shard"))
+
+
+def split(model: Any, compute: nn.Module, mesh: DeviceMesh, precision: str, *, offload: bool) -> Any:
+    """Splits the weights of a model, block by block. Returns the root, through which its passes go.
+
+    Args:
+        compute: what passes run, ``model`` or a twin of it: only this one is split, and the model's modules have its weights.
+
+    Raises:
+        UserError: the model has no blocks, weights that several of them share, or a twin that keeps weights elsewhere.
+    """
+    blocks = _blocks(model, compute)
+    _join(model, compute)
+    on_gpu = mesh.device_type == "cuda"
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        # Masks and positions are left as they are: the residual stream has the type of the embeddings.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if precision == "bf16" else None,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        ),
+        "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy(),
+    }
+    root = Passes(compute)
+    for block in reversed(blocks):  # those inside others first
+        fully_shard(block, **settings)
+    fully_shard(root, reshard_after_forward=False, **settings)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return root
+
+
+def _blocks(model: Any, compute: nn.Module) -> list[nn.Module]:
+    kinds, name = set(getattr(model, "_no_split_modules", None) or ()), type(model).__name__
+    blocks = {place: module for place, module in compute.named_modules() if type(module).__name__ in kinds}
+    if not blocks:
+        raise UserError(f"{name} names no blocks by which backend fsdp could split it (_no_split_modules): {OTHERWISE}")
+    homes: dict[nn.Parameter, tuple[str, str]] = {}
+    for place, weight in compute.named_parameters(remove_duplicate=False):
+        home = max((block for block in blocks if place.startswith(f"{block}.")), key=len, default="")
+        first, known = homes.setdefault(weight, (place, home))
+        if known != home:
+            raise UserError(
+                f"{name}: {first} and {place} are one weight in two blocks, which FSDP2 does not split: {OTHERWISE}"
+            )
+    return list(blocks.values())
+
+
+def _join(model: nn.Module, twin: nn.Module) -> None:
+    """Lets a model's modules hold the weights of its twin's: what splitting puts there is then in both."""
+    if twin is model:
+        return
+    parts = dict(twin.named_modules(remove_duplicate=False))
+    for name, module in model.named_modules(remove_duplicate=False):
+        part = parts.get(name)
+        same = part is not None and part._parameters.keys() == module._parameters.keys()
+        if part is None or not same or any(part._parameters[own] is not weight for own, weight in module._parameters.items()):
+            kind = type(twin).__name__
+            raise UserError(f"the kernels' {kind} does not hold the weights of {name or 'the model'} there: set --kernels none")
+        vars(module)["_parameters"] = part._parameters
+
+
+def whole(tensor: Any, device: torch.device) -> Tensor:
+    """Returns a split tensor as a whole, on every rank. Collective."""
+    assert isinstance(tensor, DTensor)
+    if tensor.device != device:  # pieces in CPU memory are gathered over the devices
+        local, mesh = tensor.to_local().to(device), tensor.device_mesh
+        tensor = DTensor.from_local(local, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    return tensor.full_tensor()

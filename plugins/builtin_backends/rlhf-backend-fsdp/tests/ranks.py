@@ -1,0 +1,325 @@
+"""Short runs of the backend: the program of the processes of ``test_ranks.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import sys
+import threading
+import traceback
+import weakref
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from rlhf_authoring.contracts.reinforce import actor, batch, manager_of
+from rlhf_authoring.contracts.subject import Subject
+from rlhf_backend_fsdp import FSDP
+from rlhf_backend_fsdp import backend as fsdp
+from rlhf_backend_fsdp.backend import FSDPBackend
+from rlhf_backend_fsdp.checkpoints import DataWriter
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rlhf_host import LossTerm, Needs, Output, RoleNeed, RunError, UserError, functional, hookimpl
+from rlhf_host.internals import Denominators, Ranks, Role, Worker
+from rlhf_host.models import load_model
+from rlhf_host.settings import TrainConfig
+
+ROWS = {
+    1: [[0, 1, 2, 3, 4, 5, 6, 7]],
+    2: [[0, 1, 2, 3, 4, 6], [5, 7]],
+    4: [[0, 1, 2], [3, 4, 6], [5], [7]],
+}
+"""The rows of each rank, by the number of ranks."""
+PARTLY: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "frozen": {"freeze": ["*embed_tokens*", "*layers.0*"]},
+    "lora": {"lora": {"rank": 4}},
+    "recomputed": {"gradient_checkpointing": True},
+}
+HEADS: Any = {"actor": "lm", "critic": "scalar"}
+TRAIN = TrainConfig(max_tokens_per_microbatch=24)
+
+
+class Algorithm:
+    """Policy gradient with an entropy bonus, and a critic."""
+
+    @hookimpl
+    def needs(self):
+        critic = RoleNeed("critic", head="scalar", trainable=True)
+        return Needs(
+            data="prompts",
+            roles=(RoleNeed("actor", trainable=True, source=None), critic),
+            outputs=(Output("values"), Output("entropy")),
+        )
+
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        if 99 in batch.task_index.tolist():
+            raise ValueError("task 99 is cursed")
+        if role == "critic":
+            yield LossTerm("value", (outputs.values - batch.advantages) ** 2)
+        else:
+            yield LossTerm("policy", -batch.advantages * outputs.logprobs)
+            yield LossTerm("entropy", -outputs.entropy, coefficient=0.1)
+
+
+class Trained:
+    """An actor and a critic in the hands of the host's own worker."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        models: dict[str, Path],
+        what: str = "whole",
+        kind: str = "fsdp",
+        rows: list[list[int]] | None = None,
+        kernels: Any = None,
+        **options: Any,
+    ):
+        plugin: Any = FSDP(FSDP.Options(**options)) if kind == "fsdp" else Subject("backend", kind).build()
+        self.roles: dict[str, Role] = {}
+        self.before: dict[str, Tensor] = {}
+        for name, path in models.items():
+            settings = actor(model=str(path), weight_decay=0.01, max_grad_norm=0.01, warmup_steps=2, **PARTLY[what])
+            model: Any = load_model(settings, head=HEADS[name], trainable=True)
+            if name == "critic" and not model.score.weight.any():
+                model.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+            self.before |= {f"{name}.{key}": value.clone() for key, value in model.state_dict().items()}
+            more: Any = {"backend": plugin, "settings": settings, "total_updates": 30, "ranks": ranks, "kernels": kernels}
+            self.roles[name] = Role.of(name, model, TRAIN, **more)
+        algorithm = Algorithm()
+        self.worker = Worker(self.roles, manager_of(algo=algorithm), TRAIN, algorithm.needs(), ranks)
+        self.backends: dict[str, Any] = {name: role.backend for name, role in self.roles.items()}
+        self.ranks, self.rows, self.number = ranks, (rows or ROWS[ranks.size])[ranks.rank], 0
+
+    def refused(self, bad: str) -> str:
+        """What is said of a batch whose row 5 is spoilt."""
+        rows = batch(0)
+        if bad == "plugin":
+            rows.task_index[5] = 99
+        else:
+            rows.advantages[5, 0] = float(bad)
+        try:
+            return str(self.worker.update(rows.select(self.rows), whole=Denominators.of(rows), rows=self.rows).refused)
+        except RunError as failure:
+            return str(failure)
+
+    def update(self, count: int = 1) -> None:
+        for _ in range(count):
+            rows = batch(self.number)
+            self.number += 1
+            result = self.worker.update(rows.select(self.rows), whole=Denominators.of(rows), rows=self.rows)
+            assert result.refused is None, result.refused
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Of all roles, on rank 0."""
+        buckets = [(name, bucket) for name, backend in self.backends.items() for bucket in backend.weights(4000)]
+        return {f"{name}.{key}": value.clone() for name, bucket in buckets for key, value in bucket}
+
+    def write(self, directory: Path) -> list[Any]:
+        """Returns what writes all that a checkpoint holds of these roles."""
+        writers = []
+        for name, backend in self.backends.items():
+            (directory / name).mkdir(parents=True, exist_ok=True)
+            writers += [backend.save(directory / name), backend.save_model(directory / f"{name}-model")]
+        return [write for write in writers if write is not None]
+
+
+def steps(ranks: Ranks, models: dict[str, Path], count: int, **named: Any) -> dict[str, Any]:
+    """Updates; the weights before and after, and the norms of the last one's gradients."""
+    trained = Trained(ranks, models, **named)
+    trained.update(count)
+    return {"before": trained.before, "weights": trained.weights}
+
+
+def failures(ranks: Ranks, models: dict[str, Path]) -> dict[str, Any]:
+    """What is said of spoilt batches, and an update after them."""
+    trained = Trained(ranks, models)
+    said = [trained.refused(bad) for bad in ("plugin", "inf", "nan")]
+    untouched = trained.weights
+    trained.update()
+    return {"said": said, "before": trained.before, "untouched": untouched, "weights": trained.weights}
+
+
+def infer(ranks: Ranks, models: dict[str, Path], **named: Any) -> dict[str, Any]:
+    """Log-probabilities and values before an update and after it, by rows."""
+    trained = Trained(ranks, models, **named)
+    found = []
+    for _ in range(2):
+        rows = batch(0).select(trained.rows)
+        found.append((trained.worker.outputs("actor", "logprobs", rows), trained.worker.outputs("critic", "values", rows)))
+        trained.update()
+    return {"rows": trained.rows, "found": found}
+
+
+def twin(ranks: Ranks, models: dict[str, Path], *, stale: bool) -> dict[str, Any] | str:
+    """Updates with kernels' twin of the model, which may hold a weight of its own."""
+
+    def module(model: Any, use: Any) -> Any:
+        made = functional.twin(model)
+        if stale:
+            made.model.layers[0].mlp.up_proj = copy.deepcopy(model.model.layers[0].mlp.up_proj)
+        return made
+
+    if stale:
+        return refusal(ranks, models, kernels=SimpleNamespace(module=module))
+    return steps(ranks, models, 3, kernels=SimpleNamespace(module=module))
+
+
+def live(ranks: Ranks, models: dict[str, Path], directory: Path, **named: Any) -> dict[str, Any]:
+    """Three updates. What was saved after the second is written while the third one runs."""
+    trained = Trained(ranks, models, **named)
+    trained.update(2)
+    saved, writers = trained.weights, trained.write(directory)
+    begun, stepped, data = threading.Event(), threading.Event(), DataWriter.write_data
+
+    def late(*arguments: Any) -> Any:
+        begun.set()
+        assert stepped.wait(60)
+        return data(*arguments)
+
+    with mock.patch.object(DataWriter, "write_data", late):
+        thread = threading.Thread(target=lambda: [write() for write in writers])
+        thread.start()
+        assert begun.wait(60)
+        trained.update()
+        stepped.set()
+        thread.join()
+    ranks.gather(None)
+    return {"before": trained.before, "saved": saved, "weights": trained.weights}
+
+
+def go_on(ranks: Ranks, names: list[str], directory: Path, **named: Any) -> dict[str, Tensor]:
+    """The third update, from what was saved."""
+    trained = Trained(ranks, {name: directory / f"{name}-model" for name in names}, **named)
+    for name, backend in trained.backends.items():
+        backend.load(directory / name)
+    trained.number = 2
+    trained.update()
+    return trained.weights
+
+
+def loaded_adapter(ranks: Ranks, base: Path, adapter: Path) -> dict[str, Tensor]:
+    """Weights with a saved adapter merged, under the backend ``torch``."""
+    settings = actor(model=str(base), adapter=str(adapter))
+    model: Any = load_model(settings, trainable=True)
+    plugin: Any = Subject("backend", "torch").build()
+    role = Role.of("actor", model, TRAIN, backend=plugin, settings=settings, total_updates=1, ranks=ranks)
+    assert role.backend is not None
+    return {f"actor.{name}": value.clone() for bucket in role.backend.weights(4000) for name, value in bucket}
+
+
+def refusal(ranks: Ranks, models: dict[str, Path], directory: Path | None = None, **named: Any) -> str:
+    """What is said at the start, or of a checkpoint."""
+    try:
+        trained = Trained(ranks, models, **named)
+        if directory is not None:
+            trained.backends["actor"].load(directory / "actor")
+    except UserError as error:
+        return str(error)
+    return "accepted"
+
+
+class Moved(FSDPBackend):
+    """Moves though it is on a CPU, where there is nowhere else to go."""
+
+    _stays = False
+
+
+def take_turns(ranks: Ranks, models: dict[str, Path], directory: Path, *, moves: bool, **named: Any) -> dict[str, Any]:
+    """Weights after each of three updates; before it everything is away and is saved, or stays."""
+    trained = Trained(ranks, models, **named)
+    found: list[Any] = []
+    away: list[dict[str, bool]] = []
+    for number in range(3):
+        for backend in trained.backends.values() if moves else []:
+            backend.__class__ = Moved
+            backend.offload()
+            away.append(parked(backend))
+            for call in (backend.step, partial(backend.run_pass, dict), partial(backend.load, directory)):
+                with contextlib.suppress(RunError):
+                    call()
+                    raise AssertionError("it computes while it is away")
+        weights = trained.weights
+        for write in trained.write(directory / str(number)):
+            write()
+        for backend in trained.backends.values():
+            assert bool(backend._parking) == moves, "a copy leaves things as they were"
+            backend.reload()
+        trained.update()
+        found.append((weights, trained.weights))
+    return {"found": found, "away": away}
+
+
+def parked(backend: Any) -> dict[str, bool]:
+    """For weights and averages, True if this process holds no byte of them on the device."""
+    averages = [value for state in backend.optimizer.state.values() for value in state.values() if value.dim()]
+    weights = [weight.to_local() for weight in backend._weights.values()]
+    held = {"weights": weights, "averages": averages}
+    return {name: not any(value.untyped_storage().nbytes() for value in values) for name, values in held.items()}
+
+
+def pieces(ranks: Ranks, models: dict[str, Path], bucket_bytes: int, everywhere: bool, **named: Any) -> dict[str, Any]:
+    """Bytes of the weights and averages that this process holds, of the whole model, and of each bucket."""
+    backend = Trained(ranks, models, **named).backends["actor"]
+    weights = backend._weights.values()
+    assert all(isinstance(weight, DTensor) for weight in weights)
+    buckets = [[(name, value.nbytes) for name, value in bucket] for bucket in backend.weights(bucket_bytes, everywhere)]
+    return {
+        "held": sum(weight.to_local().nbytes for weight in weights),
+        "averages": sum(value.nbytes for state in backend.optimizer.state.values() for value in state.values() if value.dim()),
+        "whole": sum(weight.nbytes for weight in weights),
+        "buckets": buckets,
+    }
+
+
+def share(ranks: Ranks, models: dict[str, Path], directory: Path) -> dict[str, int]:
+    """Bytes of the model that this process keeps to write them, and the most that are whole meanwhile."""
+    backend = Trained(ranks, models).backends["actor"]
+    alive: dict[int, int] = {}
+    most = 0
+
+    def counted(tensor: Any, device: torch.device) -> Tensor:
+        nonlocal most
+        made = gathered(tensor, device)
+        alive[id(made)] = made.nbytes
+        weakref.finalize(made, alive.pop, id(made))
+        most = max(most, sum(alive.values()))
+        return made
+
+    gathered = fsdp.whole
+    with mock.patch.object(fsdp, "whole", counted), mock.patch.object(fsdp, "COPIED_BYTES", 10_000):
+        writer = backend.save_model(directory)
+    writer()
+    kept = load_file(directory / f"model-{ranks.rank + 1:05d}-of-{ranks.size:05d}.safetensors")
+    sizes = [weight.nbytes for weight in backend._weights.values()]
+    held = sum(value.nbytes for value in kept.values())
+    return {"held": held, "most": most, "whole": sum(sizes), "largest": max(sizes)}
+
+
+def serve(rank: int, size: int, port: int) -> None:
+    answers = sys.stdout.buffer
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(sys.stderr):
+        ranks = Ranks.join(rank, size, "127.0.0.1", port, timeout_s=120.0)
+        with contextlib.suppress(EOFError):
+            while True:
+                name, arguments, named = pickle.load(sys.stdin.buffer)
+                try:
+                    answer = (True, globals()[name](ranks, *arguments, **named))
+                except Exception:
+                    answer = (False, traceback.format_exc())
+                pickle.dump(answer, answers)
+                answers.flush()
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))
