@@ -14,4 +14,4 @@ RUN python3 -m venv /opt/rlhf
 
 WORKDIR /opt/rlhf-host
 COPY . .
-RUN pip install -c constraints/cuda.txt '.[all,cluster,deepspeed,vllm,peft]' ./plugins/*/*
+RUN pip install -c constraints/cuda.txt '.[all,cluster,deepspeed,vllm,peft,bitsandbytes]' ./plugins/*/*

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -54,6 +55,21 @@ def accept(script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_every_part_is_here(script: ModuleType) -> None:
     assert script.NAMES == PARTS
     assert [part.name for part in script.PARTS if part.everywhere] == list(EVERYWHERE)
+
+
+def test_the_page_of_results_has_every_part_in_both_tables_and_counts_them(script: ModuleType) -> None:
+    section = (SCRIPTS.parent / "docs/results.md").read_text().split("## On a GPU\n")[1]
+    limits, counts, figures = re.split(r"\n(The first run, .*?:)\n", section, maxsplit=1, flags=re.S)
+    for table in (limits, figures):
+        named = [name for row in re.findall(r"^\| (`.*?) \| ", table, re.M) for name in re.findall(r"`(.*?)`", row)]
+        assert sorted(named) == sorted(script.NAMES)
+    met, missed = (len(re.findall(rf"\| {word} \|$", figures, re.M)) for word in ("yes", "no"))
+    words = {4: "Four", 5: "five", 16: "sixteen"}
+    rest = words[len(script.NAMES) - met - missed]
+    told = (
+        f"{words[met]} of the {len(script.NAMES)} parts meet their limit, {words[missed]} do not, and {rest} are not measured"
+    )
+    assert told in counts.replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -6,6 +6,10 @@
 
 set -euo pipefail
 
+if [ $# -lt 3 ]; then
+    echo "usage: RAY_AUTH_TOKEN=... $0 RANK MACHINES ADDRESS:PORT COMMAND ..." >&2
+    exit 2
+fi
 : "${RAY_AUTH_TOKEN:?must be set to the same long random text on all machines}"
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 

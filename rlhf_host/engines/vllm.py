@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.engines.vllm_arguments import has_draft_model, refusals, refused_on_cpus
+from rlhf_host.engines.vllm_arguments import has_draft_model, refusals, refused_on_cpus, unknown_argument
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
 
@@ -82,9 +82,12 @@ class Vllm:
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
-        extra = self.options.extra
-        if devices.get("actor") == "cpu" and (problem := refused_on_cpus(extra, self.options.pipeline_parallel_size)):
+        extra, on_cpu = self.options.extra, devices.get("actor") == "cpu"
+        problem = refused_on_cpus(extra, self.options.pipeline_parallel_size) if on_cpu else None
+        if problem := problem or unknown_argument(extra):
             raise UserError(f"engine vllm: {problem}")
+        if on_cpu and self.options.sleep:
+            log.warning("engine vllm: engine.sleep has no effect on a CPU")
         if has_draft_model(extra):
             log.warning(
                 "engine vllm: no sync reaches the draft model of extra.speculative_config: answers stay right, but fewer drafts"

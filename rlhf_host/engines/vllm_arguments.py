@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from rlhf_host.errors import near_matches
 
 _OWNED = "the engine sets this itself, from its own options"
 _BESIDE = "engines side by side are this (--placement rollout=N), so leave it out"
@@ -47,6 +52,7 @@ REFUSED: dict[str, str] = {
 }
 """Argument → why the engine refuses it."""
 
+SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 WITHOUT_DRAFT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")
 """Methods of speculation that have no weights of their own."""
 
@@ -68,6 +74,18 @@ def refusals(extra: Mapping[str, Any], *, own_process: bool | None) -> Iterator[
         yield f"extra.speculative_config.rejection_sample_method: {_DISTRIBUTION}, so leave it out"
 
 
+def unknown_argument(extra: Mapping[str, Any]) -> str | None:
+    """Returns what is wrong with a name that vLLM does not have. It is read from vLLM's source, because an import takes long."""
+    package = importlib.util.find_spec("vllm") if extra else None
+    if package is None or package.origin is None:
+        return None
+    source = (Path(package.origin).parent / "engine/arg_utils.py").read_text()
+    classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
+    fields = [ast.unparse(node.target) for owner in classes for node in owner.body if isinstance(node, ast.AnnAssign)]
+    name = next((name for name in extra if name not in fields), None)
+    return name and f"extra.{name}: vLLM's EngineArgs has no such argument{near_matches(name, fields)}"
+
+
 def refused_on_cpus(extra: Mapping[str, Any], pipeline_parallel_size: int) -> str | None:
     """Returns what is wrong with settings on CPUs alone.
 
@@ -79,7 +97,8 @@ def refused_on_cpus(extra: Mapping[str, Any], pipeline_parallel_size: int) -> st
     if "enable_chunked_prefill" in extra:
         return "extra.enable_chunked_prefill: on CPUs the engine sets this itself, so leave it out"
     if _speculation(extra):
-        return "extra.speculative_config: on CPUs vLLM draws speculated tokens from another distribution, so leave it out"
+        name = next(name for name in SPECULATION if extra.get(name))
+        return f"extra.{name}: on CPUs vLLM draws speculated tokens from another distribution, so leave it out"
     return None
 
 

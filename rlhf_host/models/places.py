@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import socket
 import urllib.request
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
         raise UserError(f"no model at {name}{match or ': no such file or directory'}")
     if not _cached(name) and (match or not hub_answers()):
-        hub = "" if match else "; as a hub name it is not in the local cache, and the hub cannot be reached from here"
+        hub = "" if match else f"; as a hub name it is not in the local cache, and {_unreached()}"
         raise UserError(f"no model {name!r}: no such directory{match}{hub}")
     return ModelPlace(name, local=False)
 
@@ -105,6 +106,14 @@ def _cached(name: str) -> bool:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError as error:
         raise UserError(f"no model {name!r}: no such directory, and not a hub name") from error
+
+
+def _unreached() -> str:
+    from huggingface_hub import constants
+
+    if not constants.is_offline_mode():
+        return "the hub cannot be reached from here"
+    return f"{'HF_HUB_OFFLINE' if 'HF_HUB_OFFLINE' in os.environ else 'TRANSFORMERS_OFFLINE'} is set, so the hub is not asked"
 
 
 def hub_answers() -> bool:

@@ -88,7 +88,10 @@ class Ray:
         for place in places:
             parts_of(place, start)
         refuse_apart(places, start.needs)
-        return [describe(places)]
+        return [
+            describe(places),
+            "not checked: whether the cluster has these devices, or GPUs in their place, and settings that some devices refuse",
+        ]
 
     def start(self, start: RuntimeStart) -> Runtime:
         from rlhf_host.runtimes.ray_runtime import RayRuntime

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,13 +62,14 @@ class RayCluster:
         atexit.register(self.stop)
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
-            if self.settings.address is None:
-                self._make(ray, quiet)
-                self.is_own = True
-            else:
-                _require_answer(self.settings.address)
-                with _as_user_error(f"cannot join the Ray cluster {self.settings.address} (token: RAY_AUTH_TOKEN)"):
-                    ray.init(address=self.settings.address, **quiet)  # type: ignore[arg-type]
+            with _sigterm_as_before():
+                if self.settings.address is None:
+                    self._make(ray, quiet)
+                    self.is_own = True
+                else:
+                    _require_answer(self.settings.address)
+                    with _as_user_error(f"cannot join the Ray cluster {self.settings.address} (token: RAY_AUTH_TOKEN)"):
+                        ray.init(address=self.settings.address, **quiet)  # type: ignore[arg-type]
         except BaseException:
             self.stop()
             raise
@@ -220,6 +222,20 @@ def _require_answer(address: str) -> None:
 
 def _is_short(directory: str) -> bool:
     return len(os.fsencode(directory)) + len(f"/{PREFIX}00000000") <= SOCKET_ROOM
+
+
+@contextlib.contextmanager
+def _sigterm_as_before() -> Iterator[None]:
+    """Undoes what ``ray.init`` does to SIGTERM: at first it would exit without a word, and later abort with a C++ trace."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:
+        signal.alarm(0)  # that of its trace, which aborts after three seconds
+        raise KeyboardInterrupt from None
+    finally:
+        with contextlib.suppress(ValueError):  # not the main thread, where Ray sets none either
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

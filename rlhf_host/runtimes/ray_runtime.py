@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from rlhf_host.runtimes.ray_actors import BESIDE, WRITING, EngineActor, EngineIn
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
 from rlhf_host.training.trained_roles import adapter_views, check_state
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Maximum number of new attempts at a sync in which an engine died."""
@@ -89,6 +92,8 @@ class RayRuntime:
         self.pool.resync = self._resync
         starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
         # Before workers load, because an engine plans with the memory that is free.
+        if turns and not any(place.kind == "gpu" for place in shared):
+            log.warning("engines and trainer share CPUs, where sleeping engines free nothing and a trainer's data stays")
         first = turns or any(place.kind == "gpu" for place in shared)
         infos = self._wait_for_engines(starting) if first else []
         if turns:

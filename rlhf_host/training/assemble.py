@@ -32,7 +32,7 @@ from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
-from rlhf_host.training.events import EventLoop
+from rlhf_host.training.events import EventLoop, ended_by_sigterm
 from rlhf_host.training.inputs import Inputs
 from rlhf_host.training.kept_logprobs import KeptLogprobs
 from rlhf_host.training.rehearsal import rehearse
@@ -146,7 +146,8 @@ def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, Kep
             probe,
         )
         start = replace(start, bring=bring)
-    runtime = runtime_plugin(config).start(start)
+    with ended_by_sigterm():
+        runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature, not config.debug
     handles: dict[str, RoleHandle] = {
         name: TrainerRole(runtime.trainer, name, role, runtime.context_lengths[name], temperature=temperature, threads=threads)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
@@ -161,6 +161,19 @@ def _quiet_about_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, 
     """
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Makes SIGTERM raise ``KeyboardInterrupt`` meanwhile, as Ctrl-C does: for work before the event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def event_loop(debug: bool) -> EventLoop:

@@ -166,6 +166,7 @@ def test_where_the_place_is_not_known_nothing_is_guessed(dry, huge):
     done = dry("--runtime", "ray", model=huge)
     assert done.exit_code == 0, done.output
     assert "the memory of the places that the roles get is unknown, so this is not checked" in done.stdout
+    assert "runtime ray: not checked: whether the cluster has these devices" in done.stdout
 
 
 def test_the_memory_of_this_machine_is_that_of_its_container_and_swap(monkeypatch):

@@ -14,7 +14,13 @@ from pydantic import ValidationError
 
 from rlhf_host.engines import vllm_startup
 from rlhf_host.engines.vllm import Vllm
-from rlhf_host.engines.vllm_arguments import REFUSED, deepest_sleep, has_draft_model, is_exact
+from rlhf_host.engines.vllm_arguments import (
+    REFUSED,
+    deepest_sleep,
+    has_draft_model,
+    is_exact,
+    unknown_argument,
+)
 from rlhf_host.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +98,22 @@ def test_variables_that_are_set_for_vllm_are_variables_of_vllm(monkeypatch):
     assert [name for name in environment if name.startswith("VLLM_") and f'"{name}"' not in source] == []
 
 
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_name_that_vllm_does_not_have_is_refused_before_anything_is_loaded():
+    assert unknown_argument({"kv_cache_dtype": "fp8", "seed": 1}) is None
+    with pytest.raises(UserError, match=r"extra\.kv_cache_dtyp: vLLM's EngineArgs has no .*; did you mean 'kv_cache_dtype'"):
+        Vllm(Vllm.Options(extra={"kv_cache_dtyp": "fp8"})).check(None, {})
+
+
 # --- what depends on other settings -------------------------------------------------------------
+
+
+def test_sleep_on_a_cpu_is_said_to_do_nothing(caplog):
+    engine, start = Vllm(Vllm.Options(sleep=True)), SimpleNamespace(adapter_rank=0)
+    engine.check(start, {"actor": "cuda"})
+    assert not caplog.messages
+    engine.check(start, {"actor": "cpu"})
+    assert caplog.messages == ["engine vllm: engine.sleep has no effect on a CPU"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +179,7 @@ def check(extra, device):
 
 @pytest.mark.parametrize("extra", [NGRAM, DRAFT, {"spec_method": "ngram"}, {"spec_model": "small"}])
 def test_speculation_is_refused_on_cpus(extra):
-    with pytest.raises(UserError, match=r"extra\.speculative_config: on CPUs vLLM draws speculated tokens from another"):
+    with pytest.raises(UserError, match=rf"extra\.{next(iter(extra))}: on CPUs vLLM draws speculated tokens from another"):
         check(extra, "cpu")
     check(extra, "cuda")
 

@@ -277,7 +277,12 @@ def test_damaged_weights_are_an_error_in_one_line(tiny_model, tmp_path):
 
 def test_without_a_network_a_hub_name_fails_at_once(monkeypatch):
     monkeypatch.setattr(places, "hub_answers", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     with pytest.raises(UserError, match="not in the local cache, and the hub cannot be reached"):
+        find_model("nobody/no-such-model")
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="not in the local cache, and HF_HUB_OFFLINE is set, so the hub is not asked"):
         find_model("nobody/no-such-model")
     with pytest.raises(UserError, match="not a hub name"):
         find_model("what is this")

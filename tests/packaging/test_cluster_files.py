@@ -141,6 +141,12 @@ def test_the_ray_job_fits_together():
         assert spec["containers"][0]["resources"]["requests"] == spec["containers"][0]["resources"]["limits"]
 
 
+def test_the_task_writes_its_run_where_all_its_machines_look():
+    task = manifest("skypilot.yaml")
+    assert '--run-dir "$RUN_DIR"' in task["run"]
+    assert any(task["envs"]["RUN_DIR"].startswith(f"{place}/") for place in task["volumes"])
+
+
 # --- scripts, with stand-ins for what only a cluster has ---
 
 RAY = """#!/bin/bash
@@ -156,6 +162,10 @@ while true; do sleep 0.1; done
 NOTED = """#!/bin/bash
 echo "NAME $*" >> "$CALLS"
 """
+ADDRESSES = """#!/bin/bash
+[ "$1" = -I ] && echo "127.0.0.1 10.0.0.1 "
+"""
+"""The loopback's address is never first; here it is, because something listens there."""
 
 
 class Machine:
@@ -298,7 +308,7 @@ def slurm():
 )
 def test_the_batch_script_runs_the_configuration_or_resumes(machine, given, run, slurm):
     machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
-    machine.program("hostname", "#!/bin/bash\necho 127.0.0.1 10.0.0.1\n")
+    machine.program("hostname", ADDRESSES)
     machine.program("python", '#!/bin/bash\n[ "$1" = -c ] && exec ' + sys.executable + ' "$@"\nexit 0\n')
     process = machine.start("bash", CLUSTER / "slurm.sbatch", *given, SLURM_JOB_NUM_NODES="3", **slurm)
     process.communicate(timeout=30)
@@ -309,9 +319,26 @@ def test_the_batch_script_runs_the_configuration_or_resumes(machine, given, run,
     assert f"rlhf {run} --runtime ray --ray.address {address} --ray.wait-s 300" in calls
 
 
+def test_another_address_of_the_first_node_can_be_set(machine, slurm):
+    machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
+    machine.program("python", '#!/bin/bash\n[ "$1" = -c ] && echo token\nexit 0\n')
+    process = machine.start(
+        "bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", HEAD_ADDRESS="localhost", **slurm
+    )
+    process.communicate(timeout=30)
+    assert f"--ray.address localhost:{20000 + int(slurm['SLURM_JOB_ID']) % 20000} " in machine.calls()[-2]
+
+
+@pytest.mark.parametrize("script", ["node.sh", "slurm.sbatch", "submit.sh"])
+def test_without_arguments_scripts_say_how_they_are_called(machine, script):
+    process = machine.start("bash", CLUSTER / script, RAY_AUTH_TOKEN="")
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err.count("\n"), err.startswith("usage: ")) == (2, 1, True)
+
+
 def test_the_batch_script_for_one_machine_asks_for_no_others(machine, slurm):
     machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
-    machine.program("hostname", "#!/bin/bash\necho 127.0.0.1 10.0.0.1\n")
+    machine.program("hostname", ADDRESSES)
     process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", **slurm)
     process.communicate(timeout=30)
     assert process.returncode != 0  # this stand-in of Python makes no token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -89,6 +90,34 @@ def test_ctrl_c_writes_a_checkpoint_and_leaves_no_process(rlhf_process, small_ru
     assert process.returncode == 130, err
     assert "a checkpoint is written" in out
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_sigterm_while_models_load_ends_a_run_as_ctrl_c_does(rlhf_process, small_run, tmp_path, ray_dir):
+    process = rlhf_process.start(*small_run, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run")
+    deadline = time.monotonic() + 300
+    while not any("WorkerActor" in text for text in processes(ray_dir)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.terminate()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert err.splitlines()[-2:] == ["Loading actor, starting the engine transformers ...", "Interrupted."]
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_the_exit_that_ray_sets_for_sigterm_while_it_starts_is_an_interrupt():
+    from rlhf_host.runtimes.ray_cluster import _sigterm_as_before
+
+    @_sigterm_as_before()
+    def starts():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        starts()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_placement_the_cluster_cannot_hold_is_refused_before_anything_is_written(rlhf, small_run, tmp_path, ray_dir):

@@ -49,7 +49,7 @@ def started(monkeypatch):
         said.extend((f"waited for {each.what}", each.device, ()) for each in references)
         return [each.value for each in references]
 
-    def start(nodes: list[str], *, sleeps: bool) -> tuple[RayRuntime, list[tuple[str, int, Any]]]:
+    def start(nodes: list[str], *, sleeps: bool, kind: str = "gpu") -> tuple[RayRuntime, list[tuple[str, int, Any]]]:
         monkeypatch.setattr(ray_runtime, "wait_all", waited)
         monkeypatch.setattr("rlhf_host.runtimes.engine_pool.wait_all", waited)
         monkeypatch.setattr(ray_runtime, "_actor", lambda cls, place, bundles, device, *_: Process(cls, device, said, nodes))
@@ -63,12 +63,19 @@ def started(monkeypatch):
         runtime._engine_traits = EngineTraits(sleeps=sleeps)
         runtime.cluster = SimpleNamespace(lacks_room=lambda *_: False, cpus=lambda: dict.fromkeys(nodes, 8))
         size = len(nodes)
-        place = Place(("actor",), "gpu", (1,) * size, "PACK", tuple((device,) for device in range(size)), True)
+        place = Place(("actor",), kind, (1,) * size, "PACK", tuple((device,) for device in range(size)), True)
         plan = SimpleNamespace(engine=object(), train=SimpleNamespace(threads=0), needs=None, placement=["actor+rollout=2"])
         runtime._start(plan, [place], [None], 1)
         return runtime, said
 
     return start
+
+
+def test_on_cpus_a_line_says_that_sleep_frees_nothing(started, caplog):
+    started(["a"], sleeps=True)
+    assert not caplog.messages
+    started(["a"], sleeps=True, kind="cpu")
+    assert caplog.messages == ["engines and trainer share CPUs, where sleeping engines free nothing and a trainer's data stays"]
 
 
 def test_engines_have_planned_their_memory_and_sleep_before_workers_load(started):

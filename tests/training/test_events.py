@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rlhf_host.errors import RunError
-from rlhf_host.training.events import EventLoop, Interrupted, event_loop
+from rlhf_host.training.events import EventLoop, Interrupted, ended_by_sigterm, event_loop
 
 
 @pytest.fixture(params=[False, True], ids=["thread", "debug"])
@@ -72,6 +72,13 @@ def test_a_closed_terminal_may_say_so_twice(events):
     assert events.stop_requested
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
+
+
+def test_before_the_loop_sigterm_is_an_interrupt():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_nohup_is_heeded():
