@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rlhf_host.engines.requests import Request, check_request
 from rlhf_host.engines.vllm import Vllm
 from rlhf_host.engines.vllm_arguments import deepest_sleep, is_exact
 from rlhf_host.engines.vllm_measures import Measures
-from rlhf_host.engines.vllm_process import CoreWatch
+from rlhf_host.engines.vllm_process import CoreWatch, paused
 from rlhf_host.engines.vllm_requests import Sent, answer, generation_of, sampling_params
 from rlhf_host.engines.vllm_startup import (
     ends_of,
@@ -374,18 +374,9 @@ class VLLMEngine:
         self.llm.set_weight_version(str(version))
         self.version = version
 
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Pauses computation inside the block. In this process nothing needs pausing: the block runs between two steps."""
-        if not self.multiprocess:
-            yield
-            return
-        core = self.llm.engine_core
-        core.call_utility("pause_scheduler", "keep", False)
-        try:
-            yield
-        finally:
-            core.call_utility("resume_scheduler")
+    def _paused(self) -> contextlib.AbstractContextManager[None]:
+        """Pauses computation inside the block. In this process nothing needs it: the block runs between two steps."""
+        return paused(self.llm.engine_core) if self.multiprocess else contextlib.nullcontext()
 
     def _sleep(self, *, keep: bool) -> None:
         if self._running:

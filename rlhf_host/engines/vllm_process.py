@@ -30,6 +30,16 @@ def own_process() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def paused(core: Any) -> Iterator[None]:
+    """Pauses computation in a core's process inside the block."""
+    core.call_utility("pause_scheduler", "keep", False)
+    try:
+        yield
+    finally:
+        core.call_utility("resume_scheduler")
+
+
 class CoreWatch:
     """Ends the waiting for a core that has ended: vLLM's client for one thread would wait for its answers for good.
 
