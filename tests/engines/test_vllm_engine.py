@@ -42,7 +42,7 @@ class Scripted(VLLMEngine):
     def __init__(self, **core):
         self.multiprocess, self._failure, self._closed, self._step_began, self.busy_s = True, None, False, None, 0.0
         self._asked, self._actions, self._running, self._condition = deque(), deque(), {}, threading.Condition()
-        self._thread, self._measures = None, Measures()
+        self._thread, self._measures, self._core = None, Measures(), None
         self._shared, self._scratch, self.version = set(), SimpleNamespace(close=lambda: None), 0
         self.llm = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None), **core)
 
