@@ -51,8 +51,6 @@ class DeepSpeedBackend:
         self.updates = 0
         self.lr = start.role.peak_lr
         self.exact = options.precision == "fp32"
-        # With AutoTP, processes of one rank have the same gradient.
-        self._averaged = self.ranks.size if self.ranks.slices is None else self.ranks.processes
         self._parking = Parking(self.device)
         adapts, quantized = has_adapters(self.model), is_quantized(self.model)
         plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)
@@ -87,6 +85,11 @@ class DeepSpeedBackend:
         on_cpu = self.device.type == "cpu" or self.options.offload_optimizer == "cpu"
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam if on_cpu else deepspeed.ops.adam.FusedAdam
         return kind(groups, **settings, **({"adamw_mode": True} if on_cpu else {"adam_w_mode": True}))
+
+    @property
+    def _averaged(self) -> int:
+        """Number of processes that DeepSpeed averages gradients over. With AutoTP those of one rank count once."""
+        return self.ranks.size if self.ranks.slices is None else self.ranks.processes
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
