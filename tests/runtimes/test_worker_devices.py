@@ -34,7 +34,7 @@ def test_a_worker_sees_only_the_gpu_that_ray_gave_it(third_gpu, monkeypatch):
             super().__init__(context_lengths={}, exact=True, flops=None)
 
     monkeypatch.setattr(ray_actors, "Roles", Roles)
-    setup = SimpleNamespace(train=SimpleNamespace(threads=0))
+    setup = SimpleNamespace(train=SimpleNamespace(threads=0), roles=[])
     WorkerActor().start(setup, 0, 1, "10.0.0.1", 1, 1, True)
     WorkerActor().start(setup, 0, 1, "10.0.0.1", 1, 1, False)
     assert seen == [("2", "cuda"), ("", "cuda")]
