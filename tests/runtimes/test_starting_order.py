@@ -66,7 +66,7 @@ def started(monkeypatch):
         size = len(nodes)
         place = Place(("actor",), kind, (1,) * size, "PACK", tuple((device,) for device in range(size)), True)
         plan = SimpleNamespace(engine=object(), train=SimpleNamespace(threads=0), needs=None, placement=["actor+rollout=2"])
-        runtime._start(plan, [place], [None], 1)
+        runtime._start(plan, [place], [None])
         return runtime, said
 
     return start
