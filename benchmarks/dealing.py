@@ -1,4 +1,4 @@
-"""How long the slowest rank computes, relative to the mean of all ranks, with rows dealt by tokens and by work.
+"""Time of the slowest rank, relative to the mean of all ranks, with rows dealt by tokens and by work.
 
     python benchmarks/dealing.py
 

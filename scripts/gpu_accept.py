@@ -214,7 +214,7 @@ def main() -> None:
 
 
 def summary(results: list[dict[str, Any]], machine: Machine) -> str:
-    """How many parts met their number; a part that was skipped did not."""
+    """Returns how many parts met their number; a part that was skipped did not."""
     names = {ok: [result["part"] for result in results if result["ok"] is ok] for ok in (True, False, None)}
     counts = [f"{len(names[ok])} {text}" for ok, text in ((True, "met"), (False, "missed or failed"), (None, "not judged"))]
     notes = [f"not judged: {', '.join(names[None])}"] if names[None] else []

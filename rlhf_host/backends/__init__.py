@@ -12,7 +12,7 @@ from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
     from rlhf_host.backends.packed import run_through
-    from rlhf_host.backends.parking import Parking, distinct
+    from rlhf_host.backends.parking import Parking, Parks, distinct
     from rlhf_host.backends.shards import deal, saved_bytes, share_writer
     from rlhf_host.backends.torch_backend import decayed_groups, learning_rate
     from rlhf_host.backends.weights import merged_units, named_buffers, pieces
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Parking": "backends.parking",
+    "Parks": "backends.parking",
     "copy_model": "models.loading",
     "deal": "backends.shards",
     "decayed_groups": "backends.torch_backend",
@@ -41,6 +42,7 @@ _HOME = {
 
 __all__ = [
     "Parking",
+    "Parks",
     "copy_model",
     "deal",
     "decayed_groups",

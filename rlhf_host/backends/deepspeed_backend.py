@@ -20,7 +20,7 @@ from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
 from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, on_device, refuse_parts
 from rlhf_host.backends.packed import run_through
-from rlhf_host.backends.parking import Parking, distinct, tensors_in
+from rlhf_host.backends.parking import Parking, Parks, distinct, tensors_in
 from rlhf_host.backends.shards import deal, saved_bytes, share_writer
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
 from rlhf_host.backends.weights import in_buckets, merged_units, named_buffers, named_weights, pieces
@@ -35,7 +35,7 @@ COPIED_BYTES = 2**28
 """Size of the pieces in which a model is gathered to be saved."""
 
 
-class DeepSpeedBackend:
+class DeepSpeedBackend(Parks):
     """One role's DeepSpeed engine.
 
     DeepSpeed averages gradients over ranks, and losses are shares of the whole batch's: each loss is multiplied by the number
@@ -275,12 +275,8 @@ class DeepSpeedBackend:
         """True if this process writes for all; with AutoTP several processes have rank 0."""
         return dist.get_rank() == 0
 
-    def offload(self) -> None:
-        """Moves what this process holds of the role to CPU memory until ``reload``: weights and optimizer state, or the latter
-        alone (``offload_while_sampling``), except what is there already. A copy brings it back while it is made.
-        """
-        if self._stays or self._parking:
-            return
+    def _held(self) -> Iterator[Tensor]:
+        """Returns weights and optimizer state, or the latter alone (``offload_while_sampling``)."""
         if self.options.zero_stage == 3:
             self.engine.optimizer.empty_partition_cache()
         weights = [[parameter.data, vars(parameter)] for parameter in self.model.parameters()]
@@ -288,29 +284,7 @@ class DeepSpeedBackend:
         states = [vars(each) for each in (optimizer, getattr(optimizer, "optimizer", None)) if each is not None]
         spared = distinct(tensors_in(weights)) if self.options.offload_while_sampling == "optimizer" else {}
         found = tensors_in([weights, states])
-        self._parking.park(tensor for tensor in found if tensor.untyped_storage().data_ptr() not in spared)
-
-    def reload(self) -> None:
-        self._parking.bring_back()
-
-    @property
-    def _stays(self) -> bool:
-        return self.device.type == "cpu"
-
-    @contextlib.contextmanager
-    def _here(self) -> Iterator[None]:
-        """Brings back what is away, inside the block."""
-        away = bool(self._parking)
-        self.reload()
-        try:
-            yield
-        finally:
-            if away:
-                self.offload()
-
-    def _refuse_away(self) -> None:
-        if self._parking:
-            raise RunError("the role is away from its device: call reload() before it computes")
+        return (tensor for tensor in found if tensor.untyped_storage().data_ptr() not in spared)
 
 
 class _Passes(nn.Module):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rlhf_host.errors import RunError
 
 CHUNK_BYTES = 2**26
 """Size of a buffer. A power of two, because torch rounds pinned memory up to one."""
@@ -71,6 +74,46 @@ class Parking:
         """Waits for copies: other streams may be the next to use either side."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+class Parks:
+    """Base of a backend whose data on the device may be away, between ``offload`` and ``reload``. A copy brings it back while it
+    is made.
+    """
+
+    device: torch.device
+    _parking: Parking
+
+    def _held(self) -> Iterable[Tensor]:
+        """Returns what ``offload`` moves, after giving up what passes have left."""
+        raise NotImplementedError
+
+    def offload(self) -> None:
+        """Moves what this process holds of the role to CPU memory until ``reload``, except what is there already."""
+        if not self._stays and not self._parking:
+            self._parking.park(self._held())
+
+    def reload(self) -> None:
+        self._parking.bring_back()
+
+    @property
+    def _stays(self) -> bool:
+        return self.device.type == "cpu"
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Brings back what is away, inside the block."""
+        away = bool(self._parking)
+        self.reload()
+        try:
+            yield
+        finally:
+            if away:
+                self.offload()
+
+    def _refuse_away(self) -> None:
+        if self._parking:
+            raise RunError("the role is away from its device: call reload() before it computes")
 
 
 def new_buffer(device: torch.device) -> Tensor:

@@ -49,7 +49,7 @@ class CoreWatch:
 
     def __init__(self, client: Any):
         self.failure: RunError | None = None
-        """What happened, once the core has ended."""
+        """Error for all who wait, once the core has ended."""
         self._client, self._cores = client, list(client.resources.engine_manager.processes)
         threading.Thread(target=self._watch, name="rlhf-core", daemon=True).start()
 

@@ -84,11 +84,12 @@ def _attend_rows(
         tokens = line[0].transpose(0, 1)
         return tokens.index_select(0, rows.gather).view(rows.count, rows.length, *tokens.shape[1:]).transpose(1, 2)
 
-    window = kwargs.get("sliding_window")
-    seen = None
+    window, seen = kwargs.get("sliding_window"), None
     if window is not None and rows.length > window:
-        at = torch.arange(rows.length, device=query.device)
-        distance = at[:, None] - at
-        seen = ((distance >= 0) & (distance < window))[None, None]
+        if window not in rows.windows:
+            at = torch.arange(rows.length, device=query.device)
+            distance = at[:, None] - at
+            rows.windows[window] = ((distance >= 0) & (distance < window))[None, None]
+        seen = rows.windows[window]
     out, _ = sdpa_attention_forward(module, gather(query), gather(key), gather(value), seen, **kwargs)
     return out.flatten(0, 1).index_select(0, rows.back)[None]

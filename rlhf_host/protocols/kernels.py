@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class SharedRows:
     """Per row, the number of tokens after its prompt."""
     owners: Sequence[int]
     """Per row, the index of its prompt."""
+    windows: dict[int, Tensor] = field(default_factory=dict)
+    """Sliding window → mask ``[1, 1, L, L]`` of the tokens that a token sees, made by the first layer that needs it."""
 
 
 class Decoder(Protocol):

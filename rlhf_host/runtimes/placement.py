@@ -203,23 +203,19 @@ def parts_of(place: Place, start: RuntimeStart) -> int:
             f"placement {place.name}: its roles share devices, and ask for different numbers of them for a row"
             f" ({', '.join(f'{name}.sequence_parallel {count}' for name, count in asked.items())}): set one number"
         )
-    parts = max([1, *asked.values()])
+    name, parts = next(iter(asked.items()), ("", 1))
     if parts > 1 and split > 1:
         raise UserError(
-            f"backend {start.backend.name} splits every model over {split} devices, and {next(iter(asked))}.sequence_parallel"
-            f" {parts} splits its rows: leave one of them out"
+            f"backend {start.backend.name} splits every model over {split} devices, and {name}.sequence_parallel {parts} splits"
+            " its rows: leave one of them out"
         )
-    if place.devices % (parts * split):
-        does = (
-            f"{next(iter(asked))}.sequence_parallel splits rows"
-            if asked
-            else f"backend {start.backend.name!r} splits every model"
-        )
+    does = f"{name}.sequence_parallel splits rows" if asked else f"backend {start.backend.name!r} splits every model"
+    if place.devices % (count := max(parts, split)):
         raise UserError(
-            f"placement {place.name}={place.devices}: {does} over {parts * split} devices, and {place.devices} do not divide by"
-            f" {parts * split}; ask for a multiple of {parts * split}"
+            f"placement {place.name}={place.devices}: {does} over {count} devices, and {place.devices} do not divide by {count};"
+            f" ask for a multiple of {count}"
         )
-    return parts * split
+    return count
 
 
 def refuse_apart(places: Sequence[Place], needs: Needs) -> None:

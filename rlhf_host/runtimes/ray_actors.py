@@ -46,14 +46,14 @@ class EngineInfo:
 
 
 class Loaded(NamedTuple):
-    """What a training worker has loaded."""
+    """Models of a training worker, as the controller needs to know them."""
 
     context_lengths: dict[str, int]
     """Longest row of each role, in tokens."""
     exact: bool
     """Everything computes in 32 bits."""
     flops: ModelFlops | None
-    """Of the actor; None: it is not here, or its operations are not known."""
+    """Operations of the actor; None: it is not here, or they are not known."""
 
 
 class LifeOver(Exception):

@@ -91,10 +91,11 @@ class RayRuntime:
         self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
         self.pool.resync = self._resync
         starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
-        # Before workers load, because an engine plans with the memory that is free.
-        if turns and not any(place.kind == "gpu" for place in shared):
+        on_gpus = any(place.kind == "gpu" for place in shared)
+        if turns and not on_gpus:
             log.warning("engines and trainer share CPUs, where sleeping engines free nothing and a trainer's data stays")
-        first = turns or any(place.kind == "gpu" for place in shared)
+        # Before workers load, because an engine plans with the memory that is free.
+        first = turns or on_gpus
         infos = self._wait_for_engines(starting) if first else []
         if turns:
             self.pool.sleep(keep=False)

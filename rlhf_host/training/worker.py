@@ -259,7 +259,7 @@ class Worker:
         names = batch.unit_id.tolist() if together else groups
         units = [[some[place] for place in unit] for unit in group_rows([names[row] for row in some])]
         if role.passes.one_by_one and not together:
-            plan = [[row] for row in some]
+            plan = units = [[row] for row in some]
         else:
             plan = plan_microbatches(
                 units, lengths, self.settings.max_tokens_per_microbatch, cost, tokens if together else None

@@ -24,7 +24,7 @@ DIGEST = "digest"
 
 @dataclass(frozen=True)
 class Kind:
-    """What an engine's process holds, and where."""
+    """Weights of an engine's process, and their place."""
 
     layers: int | None = None
     dtype: torch.dtype = torch.float32

@@ -1,8 +1,16 @@
 """Micro-batches of ranks that wait for each other in every pass."""
 
 import random
+from types import SimpleNamespace
 
+from rlhf_authoring.tensors import make_batch
+
+from rlhf_host import Needs
+from rlhf_host.backends.ranks import Ranks
+from rlhf_host.config.schema import TrainConfig
+from rlhf_host.protocols import BackendTraits
 from rlhf_host.training.batching import evened, plan_microbatches
+from rlhf_host.training.worker import Worker
 
 BUDGET = 64
 
@@ -56,3 +64,28 @@ def test_the_heaviest_pass_comes_first_on_every_rank():
 
 def test_a_rank_without_rows_gets_empty_passes():
     assert evened([], 3, [], BUDGET, len, len) == [[], [], []]
+
+
+def test_rows_that_need_a_pass_each_keep_it_where_ranks_run_as_many():
+    class Passes:
+        one_by_one = True
+
+        def prepare(self, longest):
+            pass
+
+        def cost(self, prompts, completions, groups):
+            return sum(map(len, prompts)) + sum(completions)
+
+        tokens = flops = cost
+
+    class TwoRanks(Ranks):
+        """The other rank runs one pass more."""
+
+        def gather(self, value):
+            return [value, value + 1]
+
+    batch = make_batch([4, 4, 4], groups=[0, 0, 0])
+    worker = Worker({}, None, TrainConfig(), Needs(), TwoRanks())
+    role = SimpleNamespace(passes=Passes(), traits=BackendTraits(even_passes=True))
+    plan = worker._plan(role, batch, range(3))
+    assert sorted(plan) == [[], [0], [1], [2]]

@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("ranks.py")
 
 
 class Group:
-    """So many ranks: ``group(name, ...)`` gives what the function of that name returned on each."""
+    """Ranks in processes of their own: ``group(name, ...)`` gives what the function of that name returned on each."""
 
     def __init__(self, size: int, directory: Path):
         with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -100,7 +100,7 @@ class Trained:
         self.ranks, self.rows, self.number = ranks, (rows or ROWS[ranks.size])[ranks.rank], 0
 
     def refused(self, bad: str) -> str:
-        """What is said of a batch whose row 5 is spoilt."""
+        """Returns the refusal of a batch whose row 5 is spoilt."""
         rows = batch(0)
         if bad == "plugin":
             rows.task_index[5] = 99
@@ -120,7 +120,7 @@ class Trained:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Of all roles, on rank 0."""
+        """Returns those of all roles, on rank 0."""
         buckets = [(name, bucket) for name, backend in self.backends.items() for bucket in backend.weights(4000)]
         return {f"{name}.{key}": value.clone() for name, bucket in buckets for key, value in bucket}
 
@@ -141,7 +141,7 @@ def steps(ranks: Ranks, models: dict[str, Path], count: int, **named: Any) -> di
 
 
 def failures(ranks: Ranks, models: dict[str, Path]) -> dict[str, Any]:
-    """What is said of spoilt batches, and an update after them."""
+    """Returns the refusals of spoilt batches, and an update after them."""
     trained = Trained(ranks, models)
     said = [trained.refused(bad) for bad in ("plugin", "inf", "nan")]
     untouched = trained.weights
@@ -218,7 +218,7 @@ def loaded_adapter(ranks: Ranks, base: Path, adapter: Path) -> dict[str, Tensor]
 
 
 def refusal(ranks: Ranks, models: dict[str, Path], directory: Path | None = None, **named: Any) -> str:
-    """What is said at the start, or of a checkpoint."""
+    """Returns the refusal of a start, or of a checkpoint."""
     try:
         trained = Trained(ranks, models, **named)
         if directory is not None:

@@ -1,4 +1,4 @@
-"""Which precision passes have: that of the weights in 16 bits, else autocast's."""
+"""The precision of passes: that of the weights in 16 bits, else autocast's."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_backend_fsdp import FSDP, QUANTIZED, checkpoints
 from rlhf_backend_fsdp.splitting import mesh_of, precision_on, split, whole
-from rlhf_host import RunError, UserError
+from rlhf_host import UserError
 from rlhf_host.backends import (
     Parking,
+    Parks,
     copy_model,
     deal,
     decayed_groups,
@@ -39,7 +40,7 @@ COPIED_BYTES = 2**28
 """Size of the pieces in which a model is gathered to be saved."""
 
 
-class FSDPBackend:
+class FSDPBackend(Parks):
     """One role's split model, and AdamW over this process's pieces of it.
 
     Losses are shares of the whole batch's, so gradients are summed over ranks. At the start, every rank has the same whole model.
@@ -204,38 +205,12 @@ class FSDPBackend:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def offload(self) -> None:
-        """Moves what this process holds of the role to CPU memory until ``reload``: weights and optimizer state, or the latter
-        alone (``offload_while_sampling``). A copy brings it back while it is made.
-        """
-        if self._stays or self._parking:
-            return
+    def _held(self) -> list[Tensor]:
+        """Returns weights and optimizer state, or the latter alone (``offload_while_sampling``)."""
         self._split()
         weights = [] if self.options.offload_while_sampling == "optimizer" else map(_piece, self._weights.values())
         averages = (value for state in self.optimizer.state.values() for value in state.values() if value.dim())
-        self._parking.park([*weights, *averages])
-
-    def reload(self) -> None:
-        self._parking.bring_back()
-
-    @property
-    def _stays(self) -> bool:
-        return self.device.type == "cpu"
-
-    @contextlib.contextmanager
-    def _here(self) -> Iterator[None]:
-        """Brings back what is away, inside the block."""
-        away = bool(self._parking)
-        self.reload()
-        try:
-            yield
-        finally:
-            if away:
-                self.offload()
-
-    def _refuse_away(self) -> None:
-        if self._parking:
-            raise RunError("the role is away from its device: call reload() before it computes")
+        return [*weights, *averages]
 
 
 def _names(model: nn.Module) -> list[list[str]]:
