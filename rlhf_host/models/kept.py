@@ -72,7 +72,7 @@ def recorded(model: nn.Module) -> Iterator[dict[int, int]]:
         if storage._cdata not in own and storage._cdata not in kept:
             kept[storage._cdata] = storage.nbytes()
             alive.append(storage)
-        return tensor
+        return tensor.detach()  # itself it would keep the graph that keeps it, for good
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         yield kept

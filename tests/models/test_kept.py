@@ -71,3 +71,13 @@ def test_checkpointing_is_on_again_after_the_measurement():
 def test_rows_of_a_model_whose_attention_fails_cost_as_much_as_padded_ones():
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=61))
     assert Passes(bloom)._gathered[bloom] == 1.0
+
+
+def test_what_was_measured_leaves_no_graph_that_knows_the_weights_shapes():
+    """A backend may split a weight afterwards."""
+    model = make_model()
+    Passes(model)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    weight.data = weight.data[:64].clone()
+    (torch.ones(3, SIZES["hidden_size"]) @ weight.t()).sum().backward()
+    assert weight.grad.shape == (64, SIZES["hidden_size"])

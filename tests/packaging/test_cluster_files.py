@@ -150,17 +150,23 @@ def test_the_task_writes_its_run_where_all_its_machines_look():
 # --- scripts, with stand-ins for what only a cluster has ---
 
 RAY = """#!/bin/bash
-echo "ray $*" >> "$CALLS"
 trap 'echo "ray ended" >> "$CALLS"; exit 0' TERM
+echo "ray $*" >> "$CALLS"
 while true; do sleep 0.1; done
 """
 SAVES = """#!/bin/bash
-echo "rlhf $*" >> "$CALLS"
 trap 'echo "rlhf saves" >> "$CALLS"; exit 1' TERM
+echo "rlhf $*" >> "$CALLS"
 while true; do sleep 0.1; done
 """
 NOTED = """#!/bin/bash
 echo "NAME $*" >> "$CALLS"
+"""
+PYTHON = """#!/bin/bash
+if [ "$1" = -c ]; then INLINE; fi
+echo "python $*" >> "$CALLS"
+until grep -q "^ray start" "$CALLS"; do /bin/sleep 0.02; done
+exit CODE
 """
 ADDRESSES = """#!/bin/bash
 [ "$1" = -I ] && echo "127.0.0.1 10.0.0.1 "
@@ -182,13 +188,17 @@ class Machine:
         (folder / "bin").mkdir()
         self.program("ray", RAY)
         self.program("sleep", '#!/bin/bash\n[ "$1" = 2 ] && set -- 0.02\nexec /bin/sleep "$@"\n')
-        for name in ("python", "srun"):
-            self.program(name, NOTED.replace("NAME", name))
+        self.program("srun", NOTED.replace("NAME", "srun"))
+        self.python()
 
     def program(self, name: str, text: str) -> None:
         path = self.folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)
+
+    def python(self, inline: str = "exit", code: int = 0) -> None:
+        """A Python that runs ``inline`` for ``-c``, and else waits for Ray as ``wait_for_nodes.py`` does and ends with ``code``."""
+        self.program("python", PYTHON.replace("INLINE", inline).replace("CODE", str(code)))
 
     def start(self, *words: str | Path, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -281,7 +291,7 @@ def test_a_signal_reaches_the_command_which_has_time_to_save(machine, number, po
 
 
 def test_a_command_never_begins_where_machines_are_missing(machine, port):
-    machine.program("python", "#!/bin/bash\nexit 1\n")
+    machine.python(code=1)
     process = machine.start(NODE, "0", "2", f"127.0.0.1:{port}", "rlhf", "train")
     process.communicate(timeout=30)
     assert process.returncode == 1
@@ -309,7 +319,7 @@ def slurm():
 def test_the_batch_script_runs_the_configuration_or_resumes(machine, given, run, slurm):
     machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
     machine.program("hostname", ADDRESSES)
-    machine.program("python", '#!/bin/bash\n[ "$1" = -c ] && exec ' + sys.executable + ' "$@"\nexit 0\n')
+    machine.python(f'exec {sys.executable} "$@"')
     process = machine.start("bash", CLUSTER / "slurm.sbatch", *given, SLURM_JOB_NUM_NODES="3", **slurm)
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -321,7 +331,7 @@ def test_the_batch_script_runs_the_configuration_or_resumes(machine, given, run,
 
 def test_another_address_of_the_first_node_can_be_set(machine, slurm):
     machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
-    machine.program("python", '#!/bin/bash\n[ "$1" = -c ] && echo token\nexit 0\n')
+    machine.python("echo token; exit")
     process = machine.start(
         "bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", HEAD_ADDRESS="localhost", **slurm
     )
@@ -342,7 +352,7 @@ def test_the_batch_script_for_one_machine_asks_for_no_others(machine, slurm):
     process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", **slurm)
     process.communicate(timeout=30)
     assert process.returncode != 0  # this stand-in of Python makes no token
-    machine.program("python", '#!/bin/bash\n[ "$1" = -c ] && echo token\nexit 0\n')
+    machine.python("echo token; exit")
     process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", **slurm)
     process.communicate(timeout=30)
     assert process.returncode == 0
