@@ -31,6 +31,8 @@ from rlhf_host.models.quantized import is_quantized
 from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors, Writer
 from rlhf_host.records.torch_files import OTHER, more_than_data
 
+SHARDS = ("ds_tensor", "ds_secondary_tensor")
+"""Attributes of a parameter that hold this process's piece of it; others of DeepSpeed's belong to the optimizer."""
 COPIED_BYTES = 2**28
 """Size of the pieces in which a model is gathered to be saved."""
 
@@ -279,9 +281,10 @@ class DeepSpeedBackend(Parks):
         """Returns weights and optimizer state, or the latter alone (``offload_while_sampling``)."""
         if self.options.zero_stage == 3:
             self.engine.optimizer.empty_partition_cache()
-        weights = [[parameter.data, vars(parameter)] for parameter in self.model.parameters()]
+        parameters = list(self.model.parameters())
+        weights = [[each.data, *(vars(each).get(shard) for shard in SHARDS)] for each in parameters]
         optimizer = self.engine.optimizer
-        states = [vars(each) for each in (optimizer, getattr(optimizer, "optimizer", None)) if each is not None]
+        states = [vars(each) for each in (optimizer, getattr(optimizer, "optimizer", None), *parameters) if each is not None]
         spared = distinct(tensors_in(weights)) if self.options.offload_while_sampling == "optimizer" else {}
         found = tensors_in([weights, states])
         return (tensor for tensor in found if tensor.untyped_storage().data_ptr() not in spared)

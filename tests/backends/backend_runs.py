@@ -326,9 +326,9 @@ def take_turns(ranks: Ranks, model: Path, kind: str, directory: Path, *, moves: 
 def parked_numbers(backend: DeepSpeedBackend) -> dict[str, bool]:
     """Returns, for weights and for the optimizer's averages, True if none that this process holds has memory."""
     optimizer = getattr(backend.engine.optimizer, "optimizer", backend.engine.optimizer)
-    averages = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    values = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     held = [value for p in backend.parameters for value in (p, getattr(p, "ds_tensor", p))]
-    empty = {"weights": held, "averages": averages}
+    empty = {"weights": held, "averages": [value for value in values if value.dim()]}
     return {name: all(not value.untyped_storage().nbytes() for value in values) for name, values in empty.items()}
 
 
