@@ -17,6 +17,7 @@ _NAMES = {
     "models.heads": ["decoder_of"],
     "models.layouts": ["padded_layout", "shared_layout", "sharing_of", "to_device"],
     "models.modes": ["evaluation"],
+    "models.pieces": ["InPieces", "load_in_pieces"],
     "plugins.manager": ["Loaded", "PluginManager"],
     "plugins.python_objects": ["describe"],
     "plugins.specs": ["PluginSpec"],

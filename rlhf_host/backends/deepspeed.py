@@ -98,6 +98,7 @@ class DeepSpeed:
             parts=self.options.autotp_size,
             even_passes=True,
             sharded=split,
+            in_pieces=self.options.zero_stage == 3 and self.options.autotp_size == 1,
             everywhere=True,
         )
 

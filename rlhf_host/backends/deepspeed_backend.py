@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.deepspeed_checkpoints import SHAPE, TAG, convert, data_only, read_shape
+from rlhf_host.backends.deepspeed_pieces import split_as_read
 from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library, on_device, refuse_parts
 from rlhf_host.backends.packed import run_through
 from rlhf_host.backends.parking import Parking, Parks, distinct, tensors_in
@@ -41,12 +42,12 @@ class DeepSpeedBackend(Parks):
     """One role's DeepSpeed engine.
 
     DeepSpeed averages gradients over ranks, and losses are shares of the whole batch's: each loss is multiplied by the number
-    of ranks, so that the average is the sum. At the start, every rank has the same whole model; stage 3 then splits it into
-    pieces. torch's default process group must be that of ``start.ranks``.
+    of ranks, so that the average is the sum. At the start, every rank has the same whole model, of which stage 3 keeps a piece, or
+    stage 3 reads its pieces. torch's default process group must be that of ``start.ranks``.
     """
 
     def __init__(self, plugin: DeepSpeed, start: BackendStart):
-        self.device = next(start.model.parameters()).device
+        self.device = start.device or next(start.model.parameters()).device
         options = on_device(plugin.options, self.device)
         self.options, self.ranks, self.model, self.role = options, start.ranks, start.model, start.role
         self.total_updates = start.total_updates
@@ -59,17 +60,19 @@ class DeepSpeedBackend(Parks):
         refuse_parts(options, self.ranks)
         deepspeed = library(self.device)
         enter_group(self.ranks, self.device)
+        settings, head = configuration(options, self.role), start.head
+        if start.weights is not None:
+            with contextlib.redirect_stdout(sys.stderr):
+                head = split_as_read(deepspeed, start, settings, options.precision)
         passes = _Passes(start.compute)
         self._head = passes.head
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         with contextlib.redirect_stdout(sys.stderr):
-            self.engine, *_ = deepspeed.initialize(
-                model=passes, optimizer=self._optimizer(deepspeed), config=configuration(options, self.role)
-            )
+            self.engine, *_ = deepspeed.initialize(model=passes, optimizer=self._optimizer(deepspeed), config=settings)
         if options.autotp_size > 1:
             self.engine.first_dataloader_check.remove()  # would send the first pass's function to other ranks
         if options.zero_stage == 3:
-            for parameter in start.head:
+            for parameter in head:
                 deepspeed.zero.register_external_parameter(passes.head, parameter)
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
@@ -80,7 +83,8 @@ class DeepSpeedBackend(Parks):
         return run_through(self._head, compute, *inputs)
 
     def _optimizer(self, deepspeed: Any) -> torch.optim.Optimizer:
-        groups = decayed_groups(self.parameters, self.role.weight_decay)
+        dims = lambda weight: len(getattr(weight, "ds_shape", weight.shape))  # noqa: E731
+        groups = decayed_groups(self.parameters, self.role.weight_decay, dims)
         settings: dict[str, Any] = {"lr": self.role.peak_lr, "betas": self.role.betas, "eps": self.role.adam_eps}
         if self.options.optimizer == "torch":
             return torch.optim.AdamW(groups, fused=True, **settings)

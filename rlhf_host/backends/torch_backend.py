@@ -33,10 +33,16 @@ def learning_rate(role: RoleConfig, update: int, total_updates: int, peak: float
     return peak * (role.min_lr_ratio + (1.0 - role.min_lr_ratio) * shape)
 
 
-def decayed_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Returns optimizer groups. Norms and biases are vectors and are never decayed."""
-    decayed = [p for p in parameters if p.dim() > 1]
-    plain = [p for p in parameters if p.dim() <= 1]
+def decayed_groups(
+    parameters: list[nn.Parameter], weight_decay: float, dims: Callable[[nn.Parameter], int] = nn.Parameter.dim
+) -> list[dict[str, Any]]:
+    """Returns optimizer groups. Norms and biases are vectors and are never decayed.
+
+    Args:
+        dims: number of dimensions of a parameter, where a process does not hold it whole.
+    """
+    decayed = [p for p in parameters if dims(p) > 1]
+    plain = [p for p in parameters if dims(p) <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 

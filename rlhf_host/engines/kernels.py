@@ -60,9 +60,15 @@ class TriedKernels:
         """Returns a twin to train, or the model itself."""
         stamp, twin = self._twins.get((id(model), use), (None, model))
         if stamp != structure(model):
-            twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=use.dtype in WIDE)) or model
+            _, twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=use.dtype in WIDE))
+            twin = model if twin is None else twin
             self._twins[id(model), use] = structure(model), twin
         return twin
+
+    def like(self, probe: nn.Module, model: nn.Module, use: Use) -> tuple[nn.Module, nn.Module]:
+        """Returns twins to train of a small model, which is tried, and of a large one of the same kind; or both themselves."""
+        plugin, twin = self._twin(probe, use, lambda twin: same_gradients(_states, probe, twin, exact=use.dtype in WIDE))
+        return (probe, model) if plugin is None else (twin, plugin.twin(model, use))
 
     def decoder(self, model: nn.Module, use: Use, longest: int) -> Decoder:
         """Returns a decoder for rows of up to ``longest`` tokens: a twin's decoder, the plain one, or one with the model's own
@@ -80,7 +86,8 @@ class TriedKernels:
                 decoders[tried] = self._find_decoder(model, use, tried, decoders)
         return decoders[tried]
 
-    def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> Any:
+    def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> tuple[Any, Any]:
+        """Returns the first plugin that suits, and its twin; twice None if none does."""
         purpose = f"to {use.purpose} {type(model).__name__}"
         for name, plugin in self._plugins:
             before = appearance(model)
@@ -97,9 +104,9 @@ class TriedKernels:
                 )
             if problem is None:
                 self._report(f"kernels {name!r} are used {purpose}")
-                return twin
+                return plugin, twin
             self._report(f"kernels {name!r} are not used {purpose}: {problem}")
-        return None
+        return None, None
 
     @torch.inference_mode()
     def _find_decoder(self, model: Any, use: Use, length: int, known: dict[int, Decoder]) -> Decoder:
@@ -110,7 +117,7 @@ class TriedKernels:
             for decoder in () if rounded else dict.fromkeys(known.values()):
                 if oracle.problem(decoder) is None:
                     return decoder
-            twin = self._twin(model, use, oracle.problem_of_twin)
+            _, twin = self._twin(model, use, oracle.problem_of_twin)
             if twin is not None:
                 return twin
             oracles = [oracle]

@@ -120,14 +120,9 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
     Raises:
         UserError: peft is missing, the adapter is of a kind that cannot be used here, or it does not fit the model.
     """
-    _refuse_other_kinds(_read(directory), directory, kinds(name for name, _ in model.named_modules()))
-    config = peft_library().LoraConfig.from_pretrained(str(directory))
-    config.modules_to_save, config.lora_dropout, config.init_lora_weights, config.inference_mode = None, 0.0, True, False
     saved = _weights(directory)
-    modules = sorted({key.rpartition(".lora_")[0] for key in saved if ".lora_" in key})
-    if missing := sorted(set(modules) - {own for own, _ in model.named_modules()}):
+    if missing := attach_like(model, directory, name):
         raise UserError(f"the adapter {directory} does not fit {type(model).__name__}, which has no {missing[0]}")
-    inject(model, config, name, modules)
     own = _parameters(model, name, with_head=is_scalar(directory))
     if different := sorted(key for key in own.keys() ^ saved.keys() if key in own or not key.startswith("score.")):
         where = f"{WEIGHTS} lacks it" if different[0] in own else "it has no place here"
@@ -138,6 +133,24 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
                 shapes = f"{list(saved[key].shape)} in the adapter and {list(weight.shape)} here"
                 raise UserError(f"the adapter {directory} is for another model: {key} is {shapes}")
             weight.copy_(saved[key])
+
+
+def attach_like(model: Any, directory: str | Path, name: str = TRAINED) -> list[str]:
+    """Adds an adapter with the settings of one in a directory, and new values, to those of its linear maps that the model has.
+
+    Returns:
+        The names of the others.
+
+    Raises:
+        UserError: peft is missing, or the adapter is of a kind that cannot be used here.
+    """
+    _refuse_other_kinds(_read(directory), directory, kinds(name for name, _ in model.named_modules()))
+    config = peft_library().LoraConfig.from_pretrained(str(directory))
+    config.modules_to_save, config.lora_dropout, config.init_lora_weights, config.inference_mode = None, 0.0, True, False
+    own = {name for name, _ in model.named_modules()}
+    modules = sorted({key.rpartition(".lora_")[0] for key in _weights(directory) if ".lora_" in key})
+    inject(model, config, name, [module for module in modules if module in own])
+    return [module for module in modules if module not in own]
 
 
 def _weights(directory: str | Path) -> dict[str, torch.Tensor]:

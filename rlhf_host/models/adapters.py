@@ -84,7 +84,7 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
     # By the names of weights: peft would take targets that are called as experts once were for the experts of today.
     config.target_modules = {"by the names of weights"}
     names = {f"{module}.lora_A.weight": torch.empty(0) for module in modules}
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _not_on_meta(model):
         warnings.simplefilter("ignore")  # of names that are not what the configuration says, and of Conv1D
         torch.manual_seed(0)
         try:
@@ -110,6 +110,22 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
     if (head := scalar_head(model)) is not None:
         head.requires_grad_(True)
         head.weight.data = head.weight.data.float() if head.weight.dtype in NARROW else head.weight.data
+
+
+@contextlib.contextmanager
+def _not_on_meta(model: nn.Module) -> Iterator[None]:
+    """Puts tensors without memory in CPU memory in the places of weights on ``meta``, inside the block: peft puts new adapters
+    where the weights beside them are.
+    """
+    places = [(module, name, weight) for module in model.modules() for name, weight in module._parameters.items()]
+    absent = [(module, name, weight) for module, name, weight in places if weight is not None and weight.is_meta]
+    for module, name, weight in absent:
+        module._parameters[name] = nn.Parameter(torch.zeros((), dtype=weight.dtype).expand(weight.shape), requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, weight in absent:
+            module._parameters[name] = weight
 
 
 def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import torch
@@ -39,9 +40,13 @@ def wide_head(role: RoleConfig, count: int) -> UserError:
 
 
 def fit(
-    model: PreTrainedModel, role: RoleConfig, source: ModelPlace, device: torch.device, *, trainable: bool
+    model: PreTrainedModel, role: RoleConfig, source: ModelPlace, device: torch.device, *, trainable: bool, probe: bool = False
 ) -> PreTrainedModel:
-    """Applies the role's settings to the model and moves it to the device, in place.
+    """Applies the role's settings to the model and moves it to the device, in place, except what is on ``meta``.
+
+    Args:
+        probe: the model has some of the role's layers. It gets an adapter of other values, where it has layers for it, and all
+            its other weights are trained, if any.
 
     Raises:
         UserError: settings that this model cannot have, or an adapter that does not fit it.
@@ -55,18 +60,27 @@ def fit(
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.requires_grad_(trainable and not adapts)
-    if trainable and (role.freeze or role.train_only):
+    if trainable and not probe and (role.freeze or role.train_only):
         freeze(model, role.freeze, role.train_only)
-    placed: PreTrainedModel = model.eval().to(device)  # type: ignore[arg-type]
+    placed = _on(device, model.eval())
     if role.adapter is not None:
-        adapter_files.load_adapter(placed, role.adapter)
+        (adapter_files.attach_like if probe else adapter_files.load_adapter)(placed, role.adapter)
         if not trainable:
             adapters.fold(placed)
     elif adapts:
-        adapters.attach(placed, role.lora, source.name, None if source.local else role.revision)
+        with contextlib.suppress(UserError) if probe else contextlib.nullcontext():  # targets may be in other layers
+            adapters.attach(placed, role.lora, source.name, None if source.local else role.revision)
     if trainable:
         _align(placed)
-    return placed
+    return _on(device, placed)
+
+
+def _on(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:
+    if all(weight.device.type != "meta" for weight in model.parameters()):
+        moved: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
+        return moved
+    moved = model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    return moved
 
 
 def _adapts(role: RoleConfig) -> bool:

@@ -52,7 +52,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
     source, device = find_model(role.model), choose_device(role.device)
     refuse_settings(role, source, trainable=trainable)
     load = _load_gguf if source.gguf else _load_safetensors
-    with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
+    with quiet_transformers(), as_user_error(f"cannot load the model {role.model!r}"):
         brings_head = role.adapter is not None and adapter_files.is_scalar(role.adapter)
         model = load(source, role, head, trainable, new_head=trainable or brings_head)
     with quiet_transformers():
@@ -142,7 +142,7 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
     if role.tokenizer:
         del options["revision"]  # is the model's
-    with quiet_transformers(), _as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
+    with quiet_transformers(), as_user_error(f"cannot load the tokenizer of {role.tokenizer or role.model!r}"):
         tokenizer = AutoTokenizer.from_pretrained(source.path, **options)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -166,7 +166,7 @@ def model_directory(role: RoleConfig) -> Path | None:
     from huggingface_hub import snapshot_download
 
     files = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken"]
-    with quiet_transformers(), _as_user_error(f"cannot fetch the model {role.model!r}"):
+    with quiet_transformers(), as_user_error(f"cannot fetch the model {role.model!r}"):
         offline = not hub_answers()
         return Path(snapshot_download(source.path, revision=role.revision, allow_patterns=files, local_files_only=offline))
 
@@ -213,7 +213,7 @@ def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
     source = find_model(role.model)
     if source.gguf:
         return None, None
-    with quiet_transformers(), _as_user_error(f"cannot load the model {role.model!r}"):
+    with quiet_transformers(), as_user_error(f"cannot load the model {role.model!r}"):
         config = AutoConfig.from_pretrained(source.path, **options_of(source, role))
     return getattr(config.get_text_config(), "vocab_size", None), _positions(config)
 
@@ -241,12 +241,7 @@ def options_of(source: ModelPlace, role: RoleConfig) -> dict[str, Any]:
 
 
 def _load_safetensors(source: ModelPlace, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
-    options = options_of(source, role)
-    config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
-    if head == "scalar":
-        config.token_classification_bias = (
-            False  # so that what is saved loads as a token classifier too: all scores, none missing
-        )
+    options, config = options_of(source, role), configuration(source, role, head)
     if role.quantize:
         options |= quantized.settings(choose_device(role.device))
     read, kept = weight_dtypes(role, trainable, config.dtype, rounded_base(role))
@@ -278,6 +273,30 @@ def _load_safetensors(source: ModelPlace, role: RoleConfig, head: str, trainable
     return model
 
 
+def configuration(source: ModelPlace, role: RoleConfig, head: str) -> Any:
+    """Returns the configuration of the role's model, with one label for a scalar head."""
+    config = AutoConfig.from_pretrained(
+        source.path, **options_of(source, role), **({"num_labels": 1} if head == "scalar" else {})
+    )
+    if head == "scalar":
+        config.token_classification_bias = (
+            False  # so that what is saved loads as a token classifier too: all scores, none missing
+        )
+    return config
+
+
+def new_model(source: ModelPlace, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Returns a model of this configuration, with random weights."""
+    made = model_class(head, config)
+    options: dict[str, Any] = {"attn_implementation": attention_of(role, config), "dtype": dtype}
+    if (from_config := getattr(made, "from_config", None)) is not None:
+        model: PreTrainedModel = from_config(config, trust_remote_code=role.trust_remote_code, **options)
+    else:
+        model = made._from_config(config, **options)
+    model.config.name_or_path = source.path
+    return model
+
+
 def _load_gguf(source: ModelPlace, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     quantized = AutoModelForCausalLM.from_pretrained(
         source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True
@@ -286,9 +305,7 @@ def _load_gguf(source: ModelPlace, role: RoleConfig, head: str, trainable: bool,
     del config.quantization_config  # while it is there, save_pretrained refuses
     if head == "scalar":
         config.num_labels = 1
-    made = model_class(head, config)
-    from_config = getattr(made, "from_config", None) or made._from_config
-    model = from_config(config, attn_implementation=attention_of(role, config))
+    model = new_model(source, role, head, config, torch.float32)
     model.load_state_dict(quantized.state_dict(), strict=head == "lm")
     if head == "scalar":
         _new_head(model, role, new_head)
@@ -316,14 +333,20 @@ def _new_head(model: PreTrainedModel, role: RoleConfig, wanted: bool) -> None:
     if not wanted:
         raise no_head(role)
     torch.nn.init.zeros_(require_scalar_head(model).weight)
+    pad_scores(model, role)
+
+
+def pad_scores(model: PreTrainedModel, role: RoleConfig) -> None:
+    """Gives a model with a new head a padding token: transformers reads scores before padding, and refuses batches where nothing
+    pads.
+    """
     text: Any = model.config.get_text_config()
-    # transformers reads scores before padding, and refuses batches where nothing pads.
     if getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = load_tokenizer(role).pad_token_id
 
 
 @contextlib.contextmanager
-def _as_user_error(problem: str) -> Iterator[None]:
+def as_user_error(problem: str) -> Iterator[None]:
     try:
         yield
     except UserError:

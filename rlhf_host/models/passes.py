@@ -19,8 +19,9 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
 from rlhf_host.models.adapters import using
 from rlhf_host.models.balance import Balance
+from rlhf_host.models.examination import examine
 from rlhf_host.models.flops import ModelFlops
-from rlhf_host.models.heads import decoder_of, find_head, scalar_head
+from rlhf_host.models.heads import decoder_of
 from rlhf_host.models.kept import gathered_share
 from rlhf_host.models.layouts import (
     Layout,
@@ -33,7 +34,7 @@ from rlhf_host.models.layouts import (
     without_last,
 )
 from rlhf_host.models.modes import evaluation, in_32_bits
-from rlhf_host.models.output_heads import LanguageHead, ScalarHead, Wanted
+from rlhf_host.models.output_heads import LanguageHead, Wanted
 from rlhf_host.models.slices import Slices
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
@@ -59,6 +60,7 @@ class Passes:
         even_passes: as in ``BackendTraits``.
         balance: passes with gradients also return ``router_loss``.
         slices: this process computes a part of every line of rows, and all processes of them get the same results.
+        probe: a small model of the same kind, which is examined in place of a model without weights (``models/pieces.py``).
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Passes:
         even_passes: bool = False,
         balance: Balance | None = None,
         slices: Slices | None = None,
+        probe: Any = None,
     ):
         attention.enable_shared_rows()
         self.model, self.balance, self.slices = model, balance, slices
@@ -81,7 +84,7 @@ class Passes:
         self._backend: Backend | None = None
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
-        self._examine()
+        self._examine(probe)
         self.model_flops = ModelFlops.of(model, () if self.head.scalar else self.head.parameters)
 
     def under(self, adapter: str | None) -> Passes:
@@ -90,21 +93,16 @@ class Passes:
         passes._adapter = partial(using, self.model, adapter)
         return passes
 
-    def _examine(self) -> None:
-        """Examines the parts of the model, whose weights must be whole now."""
-        model, weight = self.model, next(self.model.parameters())
+    def _examine(self, probe: Any = None) -> None:
+        """Examines the parts of the model, whose weights must be whole now, or of a probe."""
+        model, examined = self.model, self.model if probe is None else probe
+        weight = next(examined.parameters())
         self.device = weight.device
         self._structure = structure(model)
         use = Use(
             purpose="train", device=self.device, dtype=weight.dtype, autocast=self.autocast, even_passes=self._even_passes
         )
-        self.compute = model if self._kernels is None else self._kernels.module(model, use)
-        self.head: ScalarHead | LanguageHead
-        if (linear := scalar_head(model)) is not None:
-            self.head = ScalarHead(linear)
-        else:
-            with torch.no_grad(), evaluation(model), torch.autocast(self.device.type, self.autocast, self.autocast is not None):
-                self.head = LanguageHead(find_head(model), self.autocast)
+        self.compute, self.head, modules = examine(model, use, self._kernels, probe)
         if self.head.reads_logits:
             warnings.warn(
                 f"the head of {type(model).__name__} is more than a matrix product: all its logits are held in memory",
@@ -112,10 +110,10 @@ class Passes:
             )
         self.exact = self.autocast is None and weight.dtype in WIDE
         plain = copy(self)
-        plain.balance = plain.slices = None
+        plain.model, plain.balance, plain.slices = examined, None, None
         self._gathered = {
-            module: gathered_share(partial(plain._hidden, module, exact=False), model)
-            for module in ({self.compute, model} if self.shared_prefix != "off" or self.slices is not None else ())
+            module: gathered_share(partial(plain._hidden, other, exact=False), examined)
+            for module, other in (modules if self.shared_prefix != "off" or self.slices is not None else {}).items()
         }
         self._verdicts: dict[int, Verdict] = {}
         self._verdict: Verdict | None = None

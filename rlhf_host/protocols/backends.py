@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlhf_host.protocols.common import Buckets, Tensors, Traits, Writer
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from rlhf_host.config.schema import RoleConfig
@@ -27,6 +28,8 @@ class BackendTraits(Traits):
     """Bytes per trained number for gradient and optimizer, beside the weight, on the same device, in every process. 0: less, or
     unknown.
     """
+    in_pieces: bool = False
+    """True if a model may come without its weights (``BackendStart.weights``). Then it must be ``sharded``."""
     everywhere: bool = False
     """``weights`` also takes ``everywhere``, so that every rank can send to the engine on its own GPU."""
 
@@ -80,6 +83,12 @@ class BackendStart:
     total_updates: int
     """Number of this role's optimizer updates in the whole run, for the schedule."""
     ranks: Ranks
+    weights: Callable[[], Buckets] | None = None
+    """None, or the parameters of ``model`` are on ``meta``, except those of adapters, and this reads them from files: it yields
+    their names and whole tensors in CPU memory, block by block, of which the backend keeps what this process holds.
+    """
+    device: torch.device | None = None
+    """Device for the weights that are on ``meta``."""
 
 
 class Backend(Protocol):

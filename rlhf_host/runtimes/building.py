@@ -91,6 +91,7 @@ class Roles:
         from rlhf_host.backends.weights import adapter_buckets
         from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
+        from rlhf_host.models.pieces import load_in_pieces
         from rlhf_host.training.role import Role
         from rlhf_host.training.worker import Worker
         from rlhf_host.weight_sync.local_source import LocalWeights
@@ -99,11 +100,17 @@ class Roles:
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
         backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
         self.kernels = tried_kernels(setup.kernels)
-        views, models = adapter_views(setup.roles), {}
+        views, models, pieces = adapter_views(setup.roles), {}, {}
         for need, settings in setup.roles:
             if need.name in views:
                 continue
-            models[need.name] = load_model(settings, head=need.head, trainable=need.trainable)
+            wanted = need.trainable and backend.traits.in_pieces
+            if wanted and (found := load_in_pieces(settings, head=need.head)) is not None:
+                pieces[need.name], models[need.name] = found, found.model
+            else:
+                models[need.name] = load_model(settings, head=need.head, trainable=need.trainable)
+                if wanted and ranks.process == 0 and ranks.processes > 1:
+                    log.warning("%s: this model cannot be read in pieces, so each rank loads all of it first", need.name)
             if need.trainable and ranks.rank == 0:
                 _report_frozen(need.name, models[need.name])
         for view in views.values():
@@ -120,6 +127,7 @@ class Roles:
                 total_updates=setup.total_updates - need.idle_steps * setup.train.updates_per_batch,
                 ranks=ranks,
                 trainer=f"backend {setup.backend.name}",
+                pieces=pieces.pop(need.name, None),
             )
             for need, settings in setup.roles
             if need.name not in views

@@ -14,6 +14,7 @@ from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import UserError, blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
+from rlhf_host.models.pieces import InPieces
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
 from rlhf_host.records.ragged import padded
 from rlhf_host.records.tensors import Batch, Outputs
@@ -43,13 +44,16 @@ class Role:
         total_updates: int = 0,
         ranks: Ranks | None = None,
         trainer: str = "the backend",
+        pieces: InPieces | None = None,
     ) -> Role:
         """Returns a role around a loaded model.
 
         Args:
+            pieces: the model has no weights; the backend reads them.
             backend: trains it; uses ``settings``, ``total_updates`` and ``ranks``.
         """
-        device = next(model.parameters()).device
+        probe = None if pieces is None else pieces.probe
+        device = next((model if probe is None else probe).parameters()).device
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported()
         autocast = torch.bfloat16 if train.autocast == "bfloat16" or (train.autocast == "auto" and capable) else None
         traits = BackendTraits() if backend is None else backend.traits
@@ -70,13 +74,23 @@ class Role:
             even_passes=even,
             balance=balance,
             slices=slices,
+            probe=probe,
         )
         if backend is None:
             return cls(name, passes)
         assert settings is not None
         assert ranks is not None
         compute, head = passes.compute, passes.head.parameters
-        start = BackendStart(model=model, compute=compute, head=head, role=settings, total_updates=total_updates, ranks=ranks)
+        start = BackendStart(
+            model=model,
+            compute=compute,
+            head=head,
+            role=settings,
+            total_updates=total_updates,
+            ranks=ranks,
+            weights=None if pieces is None else pieces.weights,
+            device=device,
+        )
         with blaming(trainer, "start"):
             started = backend.start(start)
         if even or traits.sharded:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig, TrainConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.loading import load_model
+from rlhf_host.models.pieces import load_in_pieces
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
@@ -88,6 +90,8 @@ TURNS = {
 SPLIT = {"zero-1-split": {"zero_stage": 1, "autotp_size": 2}, "zero-2-split": {"zero_stage": 2, "autotp_size": 2}}
 RECOMPUTED = " recomputed"
 """Ends the name of a kind with gradient checkpointing."""
+PIECES = " pieces"
+"""Ends the name of a kind whose weights are read block by block."""
 WHOLE = [[0, 1, 2, 3, 4, 5, 6, 7]]
 SHARDS = {"uneven": [[0, 1, 2, 3, 4, 6], [5, 7]], "one empty": [WHOLE[0], []]}
 
@@ -192,6 +196,8 @@ PARTLY = {
 
 
 def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
+    in_pieces = kind.endswith(PIECES)
+    kind = kind.removesuffix(PIECES)
     partly = next((ending for ending in PARTLY if kind.endswith(ending)), "")
     kind = kind.removesuffix(partly)
     settings = RoleConfig(
@@ -206,17 +212,28 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
         gradient_checkpointing=kind.endswith(RECOMPUTED),
     )
     kind = kind.removesuffix(RECOMPUTED)
-    loaded = load_model(settings, head="scalar" if name == "critic" else "lm", trainable=True)
+    head: Any = "scalar" if name == "critic" else "lm"
+    found = load_in_pieces(settings, head=head) if in_pieces else None
+    loaded = load_model(settings, head=head, trainable=True) if found is None else found.model
     if name == "critic":
-        loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+        score = torch.empty_like(loaded.score.weight, device="cpu").normal_(generator=torch.Generator().manual_seed(3))
+        if found is None:
+            loaded.score.weight.data.copy_(score)
+        else:
+            found = replace(found, weights=partial(with_head, found.weights, score))
     if kind == "torch":
         plugin = SimpleNamespace(traits=BackendTraits(), start=TorchWatched)
     else:
         zero = DeepSpeed(DeepSpeed.Options(**(KINDS | SHORT | TURNS | SPLIT)[kind]))
         plugin = SimpleNamespace(traits=zero.traits, start=partial(ZeroWatched, zero))
-    role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks)
+    role = Role.of(name, loaded, TRAIN, backend=plugin, settings=settings, total_updates=10, ranks=ranks, pieces=found)
     role.backend.gradients = []
     return role
+
+
+def with_head(weights: Any, score: torch.Tensor) -> Any:
+    for bucket in weights():
+        yield [(name, score if name == "score.weight" else tensor) for name, tensor in bucket]
 
 
 def worker_of(model: Path, ranks: Ranks, kind: str) -> Worker:

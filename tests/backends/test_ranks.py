@@ -25,6 +25,7 @@ from rlhf_host.models.loading import load_model
 from . import backend_runs
 from .backend_runs import (
     KINDS,
+    PIECES,
     RECOMPUTED,
     SHARDS,
     SHORT,
@@ -182,6 +183,17 @@ def test_weights_of_16_bits_are_trained_by_their_fp32_copies(life, alone, tiny_m
     assert gap(found["gradients"]["actor"].float(), alone["gradients"]["actor"]) < 3e-2
     assert gap(found["change"], expected) < 5e-2
     assert torch.equal(found["change"], other["change"])
+
+
+@pytest.mark.parametrize(
+    "kind", ["zero-3", "zero-3-offload", "zero-3-two-copies", "zero-3 lora", "zero-3 frozen", "zero-3-bf16"]
+)
+def test_a_model_that_is_read_in_pieces_trains_as_one_that_was_whole(pair, tiny_model, kind):
+    expected, _ = pair(train, tiny_model, kind, SHARDS["uneven"], 2)
+    found, _ = pair(train, tiny_model, kind + PIECES, SHARDS["uneven"], 2)
+    assert_equal(found["weights"][0], expected["weights"][0])
+    for role in ("actor", "critic"):  # norms are summed in another order
+        assert gap(change(found, role, 2), change(expected, role, 2)) < (2e-2 if "bf16" in kind else 1e-4)
 
 
 def assert_equal(found, expected):

@@ -9,6 +9,8 @@ import sys
 import threading
 import traceback
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlhf_host import LossTerm, Needs, Output, RoleNeed, RunError, UserError, functional, hookimpl
-from rlhf_host.internals import Denominators, Ranks, Role, Worker
+from rlhf_host.internals import Denominators, InPieces, Ranks, Role, Worker, load_in_pieces
 from rlhf_host.models import load_model
 from rlhf_host.settings import TrainConfig
 
@@ -70,6 +72,18 @@ class Algorithm:
             yield LossTerm("entropy", -outputs.entropy, coefficient=0.1)
 
 
+def in_pieces(settings: Any, name: str, whole: Any) -> tuple[Any, InPieces]:
+    """Loads a role's model in pieces, with the scalar head of ``whole``."""
+    found = load_in_pieces(settings, head=HEADS[name])
+    assert found is not None
+
+    def weights() -> Iterator[list[tuple[str, Tensor]]]:
+        for bucket in found.weights():
+            yield [(key, whole.score.weight.detach() if key == "score.weight" else tensor) for key, tensor in bucket]
+
+    return found.model, replace(found, weights=weights)
+
+
 class Trained:
     """An actor and a critic in the hands of the host's own worker."""
 
@@ -81,6 +95,7 @@ class Trained:
         kind: str = "fsdp",
         rows: list[list[int]] | None = None,
         kernels: Any = None,
+        pieces: bool = False,
         **options: Any,
     ):
         plugin: Any = FSDP(FSDP.Options(**options)) if kind == "fsdp" else Subject("backend", kind).build()
@@ -93,6 +108,8 @@ class Trained:
                 model.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
             self.before |= {f"{name}.{key}": value.clone() for key, value in model.state_dict().items()}
             more: Any = {"backend": plugin, "settings": settings, "total_updates": 30, "ranks": ranks, "kernels": kernels}
+            if pieces:
+                model, more["pieces"] = in_pieces(settings, name, model)
             self.roles[name] = Role.of(name, model, TRAIN, **more)
         algorithm = Algorithm()
         self.worker = Worker(self.roles, manager_of(algo=algorithm), TRAIN, algorithm.needs(), ranks)

@@ -83,6 +83,23 @@ def test_experts_and_routers_step_as_torch_does(group, experts):
     check_close(group(2)("steps", {"actor": experts}, 3)[0]["weights"], expected["weights"], expected["before"])
 
 
+@pytest.mark.parametrize(
+    ("size", "named"),
+    [(1, {}), (2, {}), (4, {"shard": 2}), (2, {"what": "lora"}), (2, {"what": "frozen"}), (2, {"offload": "cpu"})],
+    ids=["alone", "two", "copies", "lora", "frozen", "offload"],
+)
+def test_a_model_that_is_read_in_pieces_steps_as_one_that_was_whole(group, model, size, named):
+    expected = group(size)("steps", both(model), 2, **named)[0]
+    found = group(size)("steps", both(model), 2, pieces=True, **named)[0]
+    assert all(torch.equal(found["weights"][name], value) for name, value in expected["weights"].items())
+
+
+def test_experts_are_read_in_pieces(group, experts):
+    expected = group(2)("steps", {"actor": experts}, 2)[0]
+    found = group(2)("steps", {"actor": experts}, 2, pieces=True)[0]
+    assert all(torch.equal(found["weights"][name], value) for name, value in expected["weights"].items())
+
+
 def test_kernels_that_share_the_models_weights_are_split(group, model):
     expected = group(1)("steps", both(model), 3)[0]
     found = group(2)("twin", both(model), stale=False)[0]

@@ -38,7 +38,7 @@ class FSDP:
             " optimizer state alone, where the weights fit beside the engine",
         )
 
-    traits = BackendTraits(debug=False, even_passes=True, sharded=True, everywhere=True)
+    traits = BackendTraits(debug=False, even_passes=True, sharded=True, everywhere=True, in_pieces=True)
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlhf_backend_fsdp import FSDP, QUANTIZED, checkpoints
-from rlhf_backend_fsdp.splitting import mesh_of, precision_on, split, whole
+from rlhf_backend_fsdp.splitting import fill, mesh_of, precision_on, split, whole
 from rlhf_host import UserError
 from rlhf_host.backends import (
     Parking,
@@ -43,14 +43,15 @@ COPIED_BYTES = 2**28
 class FSDPBackend(Parks):
     """One role's split model, and AdamW over this process's pieces of it.
 
-    Losses are shares of the whole batch's, so gradients are summed over ranks. At the start, every rank has the same whole model.
+    Losses are shares of the whole batch's, so gradients are summed over ranks. At the start, every rank has the same whole model,
+    or reads its pieces.
     torch's default process group must be that of ``start.ranks``.
     """
 
     def __init__(self, options: FSDP.Options, start: BackendStart):
         self.options, self.ranks, self.model, self.role = options, start.ranks, start.model, start.role
         self.total_updates, self.updates, self.lr = start.total_updates, 0, start.role.peak_lr
-        self.device = next(start.model.parameters()).device
+        self.device = start.device or next(start.model.parameters()).device
         self.precision = precision_on(self.device, options.precision)
         self.exact = self.precision == "fp32"
         self._parking = Parking(self.device)
@@ -65,6 +66,8 @@ class FSDPBackend(Parks):
         for names in _names(self.model):
             self._names[names[0]] = names
         self._passes = split(self.model, start.compute, mesh, self.precision, offload=options.offload == "cpu")
+        if start.weights is not None:
+            fill(self._passes, self.model, start.weights(), torch.device("cpu") if options.offload == "cpu" else self.device)
         self._weights: dict[str, Any] = dict(self.model.named_parameters())
         self._pieces = {name: nn.Parameter(_piece(each)) for name, each in self._weights.items() if each.requires_grad}
         """This process's pieces of what is trained: AdamW sees plain tensors."""

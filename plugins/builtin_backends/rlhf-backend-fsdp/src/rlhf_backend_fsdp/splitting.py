@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from rlhf_host import RunError, UserError
-from rlhf_host.protocols import Ranks
+from rlhf_host.protocols import Buckets, Ranks
 
 OTHERWISE = "choose --backend deepspeed, or --backend torch"
 
@@ -88,6 +88,25 @@ def split(model: Any, compute: nn.Module, mesh: DeviceMesh, precision: str, *, o
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return root
+
+
+@torch.no_grad()
+def fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.device) -> None:
+    """Gives a split model whose parameters are on ``meta`` this process's pieces of them.
+
+    Args:
+        buckets: all of the weights, whole, by their names in ``model``.
+        device: where the pieces are.
+    """
+    root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+    weights: dict[str, Any] = dict(model.named_parameters())
+    for bucket in buckets:
+        for name, tensor in bucket:
+            weight = weights[name]
+            pieces = tensor.chunk(weight.device_mesh.size(-1))
+            number = weight.device_mesh.get_local_rank(mesh_dim=-1)
+            if number < len(pieces):
+                weight.to_local().copy_(pieces[number])
 
 
 def _blocks(model: Any, compute: nn.Module) -> list[nn.Module]:
