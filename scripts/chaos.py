@@ -3,16 +3,18 @@
 python scripts/chaos.py                          # 50 kills of the controller per kind of run, 30 damaged checkpoints, Ray: an hour
 python scripts/chaos.py --only free --kills 10
 python scripts/chaos.py --only ray               # 20 kills and 10 stops of engines and ranks on Ray
+python scripts/chaos.py --only ranks --backend fsdp --kills 10  # two ranks on Ray, killed with all their processes
 
-Synchronous runs and those with ``pipeline.schedule fixed`` must give the same metrics, value for value. ``free`` ones must train on
-the same tasks in the same steps, and have the same ledger: every draw in it once. In ``passed`` ones draws pass others, so steps
-depend on time, and the ledger must have the same draws, each once. A damaged checkpoint must be noticed. The last
+Synchronous runs and those with ``pipeline.schedule fixed`` must give the same metrics and weights, value for value. ``free`` ones
+must train on the same tasks in the same steps, and have the same ledger: every draw in it once. In ``passed`` ones draws pass
+others, so steps depend on time, and the ledger must have the same draws, each once. A damaged checkpoint must be noticed. The last
 line is a JSON object; the exit code is 1 where something differed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import shutil
@@ -31,11 +33,16 @@ from rlhf_authoring import write_tiny_model
 
 STEPS = 60
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
+ON_RAY = [
+    *("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0"),
+    *("--ray.object-store-mb", "200", "--ray.temp-dir", "/tmp"),
+]
 KINDS = {
     "sync": [],
     "fixed": ["--async-depth", "2", "--pipeline.schedule", "fixed"],
     "free": ["--async-depth", "2"],
     "passed": ["--async-depth", "1", "--pipeline.max-staleness", "3"],
+    "ranks": [*ON_RAY, "--placement", "actor=2", "--placement", "rollout=1"],
 }
 REWARD = """
 import asyncio
@@ -99,9 +106,11 @@ class Runs:
 
     def finish(self, name: str) -> str:
         """Go on to the end. What it wrote to standard error."""
-        process = self.start(name)
-        _, err = process.communicate()
-        return self.ended(name, process, err)
+        while True:
+            process = self.start(name)
+            _, err = process.communicate()
+            if not _ray_was_late(process, err):
+                return self.ended(name, process, err)
 
     def ended(self, name: str, process: subprocess.Popen[bytes], err: bytes) -> str:
         """Raises ``SystemExit`` for a run that failed. One that was killed behind its last checkpoint is finished."""
@@ -113,6 +122,9 @@ class Runs:
     def metrics(self, name: str) -> list[dict[str, Any]]:
         rows = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
         return [{key: value for key, value in row.items() if not key.startswith(MACHINE)} for row in rows]
+
+    def weights(self, name: str) -> list[bytes]:
+        return [file.read_bytes() for file in sorted((self.folder / name / "model").glob("*.safetensors"))]
 
     def tasks(self, name: str) -> dict[int, list[str]]:
         """Step → prompts of its groups, in order."""
@@ -141,14 +153,16 @@ class Runs:
             return sorted(chain(*self.ledger(name))) == sorted(chain(*self.ledger("whole")))
         if self.ledger(name) != self.ledger("whole"):
             return False
-        if kind in ("sync", "fixed"):
-            return self.metrics(name) == self.metrics("whole")
+        if kind in ("sync", "fixed", "ranks"):
+            return self.metrics(name) == self.metrics("whole") and self.weights(name) == self.weights("whole")
         return self.tasks(name) == self.tasks("whole") and len(self.metrics(name)) == len(self.metrics("whole"))
 
 
-def controller(folder: Path, kind: str, kills: int, rng: random.Random) -> dict[str, Any]:
-    """Kill -9 of the run's process, again and again, also while it starts."""
-    runs = Runs(folder / kind, KINDS[kind], reward="slow_vowels" if kind == "passed" else "vowels")
+def controller(folder: Path, kind: str, asked: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Kill -9 of the run's process, and of those below it on Ray, again and again, also while it starts."""
+    more = [*KINDS[kind], *(["--backend", asked.backend] if kind == "ranks" else [])]
+    runs = Runs(folder / kind, more, asked.steps, "slow_vowels" if kind == "passed" else "vowels")
+    kills: int = asked.kills
     started = time.monotonic()
     runs.finish("whole")
     length = time.monotonic() - started
@@ -157,13 +171,25 @@ def controller(folder: Path, kind: str, kills: int, rng: random.Random) -> dict[
     while done < kills:
         process = runs.start(name)
         try:
-            process.wait(rng.uniform(0.3, 1.0) * length)
+            if kind == "ranks" and rng.random() < 0.7:  # most of its time is its start
+                _after_steps(process, runs.folder / name, rng.randint(1, 3))
+                process.wait(rng.uniform(0.0, 1.0))
+            else:
+                process.wait(rng.uniform(0.3, 1.0) * length)
         except subprocess.TimeoutExpired:
+            below = _below(process.pid) if kind == "ranks" else []
             process.kill()
+            for one in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
             process.communicate()
             done += 1
+            print(f"{kind}: kill {done} of {name}, after step {_step(runs.folder / name)}", file=sys.stderr, flush=True)
             continue
-        runs.ended(name, process, process.communicate()[1])
+        _, err = process.communicate()
+        if _ray_was_late(process, err):
+            continue
+        runs.ended(name, process, err)
         different += not runs.same(kind, name)
         passed += not runs.in_order(name)
         finished += 1
@@ -209,26 +235,7 @@ def damage(folder: Path, count: int, rng: random.Random) -> dict[str, Any]:
 
 def ray(folder: Path, kills: int, stops: int, steps: int, rng: random.Random) -> dict[str, Any]:
     """Kill or stop engines and ranks of a run on Ray. A rank's end is the run's, which is then resumed."""
-    more = [
-        "--runtime",
-        "ray",
-        "--ray.num-cpus",
-        "4",
-        "--ray.num-gpus",
-        "0",
-        "--ray.object-store-mb",
-        "200",
-        "--ray.temp-dir",
-        "/tmp",
-        "--placement",
-        "actor=1",
-        "--placement",
-        "rollout=2",
-        "--ray.stall-s",
-        "10",
-        "--async-depth",
-        "1",
-    ]
+    more = [*ON_RAY, "--placement", "actor=1", "--placement", "rollout=2", "--ray.stall-s", "10", "--async-depth", "1"]
     runs = Runs(folder / "ray", more, steps, "long_vowels")
     runs.finish("whole")
     done = {"kill": 0, "stop": 0, "resumed": 0}
@@ -258,13 +265,31 @@ def ray(folder: Path, kills: int, stops: int, steps: int, rng: random.Random) ->
     return {f"ray/{name}": count for name, count in done.items()} | {"ray/different": int(different)}
 
 
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)  # type: ignore[no-any-return]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _workers(pid: int) -> list[psutil.Process]:
     """Ray's actors below a process."""
     try:
-        below = psutil.Process(pid).children(recursive=True)
-        return [one for one in below if "".join(one.cmdline()).startswith("ray::")]
+        return [one for one in _below(pid) if "".join(one.cmdline()).startswith("ray::")]
     except psutil.NoSuchProcess:
         return []
+
+
+def _ray_was_late(process: subprocess.Popen[bytes], err: bytes) -> bool:
+    """Returns True if the machine was so busy that Ray did not start in its 30 seconds: nothing of the run was."""
+    return process.returncode == 2 and b"cannot start Ray on this machine" in err
+
+
+def _after_steps(process: subprocess.Popen[bytes], run: Path, steps: int) -> None:
+    """Waits until a run has made some more steps, or has ended."""
+    begun = _step(run)
+    while _step(run) < begun + steps and process.poll() is None:
+        time.sleep(0.05)
 
 
 def _step(run: Path) -> int:
@@ -276,6 +301,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*KINDS, "damage", "ray"], nargs="+", default=[*KINDS, "damage", "ray"])
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--backend", default="fsdp", help="of the kind ranks")
     parser.add_argument("--damaged", type=int, default=30)
     parser.add_argument("--ray-kills", type=int, default=20)
     parser.add_argument("--ray-stops", type=int, default=10)
@@ -287,7 +314,7 @@ def main() -> None:
         folder = Path(directory)
         for kind in asked.only:
             if kind in KINDS:
-                result |= controller(folder, kind, asked.kills, rng)
+                result |= controller(folder, kind, asked, rng)
             elif kind == "damage":
                 result |= damage(folder, asked.damaged, rng)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import pickle
 import sys
 import threading
@@ -18,8 +19,10 @@ from typing import Any
 from unittest import mock
 
 import torch
+from rlhf_authoring.contracts import backend as rules
 from rlhf_authoring.contracts.reinforce import actor, batch, manager_of
-from rlhf_authoring.contracts.subject import Subject
+from rlhf_authoring.contracts.subject import Subject, expect, finish
+from rlhf_authoring.contracts.suite import all_checks, run_check
 from rlhf_backend_fsdp import FSDP
 from rlhf_backend_fsdp import backend as fsdp
 from rlhf_backend_fsdp.backend import FSDPBackend
@@ -320,6 +323,50 @@ def share(ranks: Ranks, models: dict[str, Path], directory: Path) -> dict[str, i
     sizes = [weight.nbytes for weight in backend._weights.values()]
     held = sum(value.nbytes for value in kept.values())
     return {"held": held, "most": most, "whole": sum(sizes), "largest": max(sizes)}
+
+
+def contract(ranks: Ranks, kind: str, name: str, directory: Path) -> str:
+    """Returns what a check of the contract says of a backend when each rank has some of the rows."""
+    rows, numbers = ROWS[ranks.size][ranks.rank], itertools.count()
+
+    class OnRanks(rules.Trained):
+        def __init__(self, plugin: Any, **named: Any):
+            super().__init__(plugin, ranks=ranks, **named)
+            own = self.backend.weights
+
+            def everywhere(bucket_bytes: int) -> Any:
+                """Gives every rank what rank 0 has."""
+                return ranks.gather([[(name, value.clone()) for name, value in bucket] for bucket in own(bucket_bytes)])[0]
+
+            vars(self.backend)["weights"] = everywhere
+
+        def update(self, data: Any = None) -> dict[str, float]:
+            data = batch() if data is None else data
+            update = self.worker.update(data.select(rows), whole=Denominators.of(data), rows=rows)
+            expect(update.refused is None, f"a step was refused: {update.refused}")
+            return update.metrics.result()
+
+    @contextlib.contextmanager
+    def folder() -> Iterator[str]:
+        """Gives a directory that all ranks share."""
+        path = directory / str(next(numbers))
+        path.mkdir(exist_ok=True)
+        yield str(path)
+
+    def written(write: Any) -> None:
+        finish(write)
+        ranks.gather(None)  # others read what all have written
+
+    model = ranks.gather(actor().model)[0]  # written by rank 0: transformers writes nothing on others
+
+    def settings(**role: Any) -> Any:
+        return actor(**{"model": model, **role})
+
+    (check,) = [check for check in all_checks(("backend",)) if check.name == name]
+    shared = {"Trained": OnRanks, "actor": settings, "tempfile": SimpleNamespace(TemporaryDirectory=folder), "finish": written}
+    with mock.patch.multiple(rules, **shared):
+        result = run_check(check, Subject("backend", kind))
+    return "passed" if result.passed else result.message
 
 
 def serve(rank: int, size: int, port: int) -> None:

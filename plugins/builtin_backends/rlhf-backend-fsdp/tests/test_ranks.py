@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from rlhf_authoring.contracts.reinforce import actor
+from rlhf_authoring.contracts.suite import all_checks
 from transformers import AutoModelForCausalLM
 
 from rlhf_host.models import load_model
 
 BOTH = ["actor", "critic"]
+CHECKS = [check.name for check in all_checks(("backend",)) if check.name != "ranks_step_as_one"]  # it starts ranks itself
 
 
 def both(model):
@@ -42,6 +44,12 @@ def twenty(group, model):
 def test_twenty_steps_with_uneven_rows_are_those_of_one_torch_rank(group, model, twenty, size):
     found = group(size)("steps", both(model), 20)[0]
     check_close(found["weights"], twenty["weights"], twenty["before"])
+
+
+@pytest.mark.parametrize(("kind", "size"), [("torch", 2), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4)])
+@pytest.mark.parametrize("name", CHECKS)
+def test_ranks_with_uneven_rows_keep_the_contract(group, tmp_path, name, kind, size):
+    assert group(size)("contract", kind, name, tmp_path) == ["passed"] * size
 
 
 @pytest.mark.parametrize("what", ["frozen", "lora", "recomputed"])

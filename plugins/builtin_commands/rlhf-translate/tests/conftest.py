@@ -25,9 +25,9 @@ CHOSEN = ("dpo", "grpo", "math_verifier", "off_policy", "ppo", "reinforce_pp", "
 @pytest.fixture(scope="session")
 def algorithms():
     """A translation is tried with the plugins that it chooses."""
-    for name in CHOSEN:
-        if importlib.util.find_spec(f"rlhf_plugin_{name}") is None:
-            pytest.skip(f"rlhf-plugin-{name.replace('_', '-')} is not installed")
+    for name in (*(f"rlhf_plugin_{name}" for name in CHOSEN), "rlhf_backend_fsdp"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name.replace('_', '-')} is not installed")
 
 
 @pytest.fixture

@@ -22,7 +22,10 @@ TRLS_OWN = {
     "single_gpu": {"num_processes": "1"},
     "multi_gpu": {"num_processes": "8"},
     **{f"zero{stage}": {"num_processes": "8", "deepspeed_config.zero_stage": str(stage)} for stage in (1, 2, 3)},
-    **{f"fsdp{kind}": {"num_processes": "8", "distributed_type": "FSDP"} for kind in (1, 2)},
+    **{
+        f"fsdp{kind}": {"num_processes": "8", "distributed_type": "FSDP", "fsdp_config.fsdp_version": str(kind)}
+        for kind in (1, 2)
+    },
 }
 """Configurations of accelerate that TRL has, by name; the same in 0.17 and 1.16."""
 
@@ -47,7 +50,7 @@ def start_of(words: Sequence[Word], path: Path, own: Sequence[Option] = (), trl:
         trl: True if ``trl`` starts it.
     """
     written = [*_options(words), *(own if trl else ())]
-    named = [*written, *(option for option in own if not trl and key_of(option.name) == "deepspeed")]
+    named = [*written, *(option for option in own if not trl and key_of(option.name) in ("deepspeed", "fsdp_config"))]
     in_files = [option for each in named for option in _of_file(each, path)]
     names = [word.text.rpartition("/")[2] for word in words]
     given = {key_of(option.name): option for option in [*in_files, *written]}
@@ -90,15 +93,16 @@ def _options(words: Sequence[Word]) -> Iterator[Option]:
 
 def _of_file(option: Option, path: Path) -> Iterator[Option]:
     """Yields the options of accelerate's file that an option names, if the file is here."""
-    if key_of(option.name) in ("config_file", "accelerate_config", "deepspeed") and option.values and not option.missing:
-        name = option.values[0]
-        if name in TRLS_OWN and key_of(option.name) == "accelerate_config":
-            for key, value in TRLS_OWN[name].items():
-                yield Option(f"--{key}", (value,), option.line, file=f"TRL's {name}.yaml", sign=" ")
+    key = key_of(option.name)
+    if key in ("config_file", "accelerate_config", "deepspeed", "fsdp_config") and option.values and not option.missing:
+        name, inside = option.values[0], "fsdp_config." if key == "fsdp_config" else ""
+        if name in TRLS_OWN and key == "accelerate_config":
+            for setting, value in TRLS_OWN[name].items():
+                yield Option(f"--{setting}", (value,), option.line, file=f"TRL's {name}.yaml", sign=" ")
         elif (file := beside(name, path)) and file.suffix in (".yaml", ".yml", ".json"):
             for each in leaves_of(file):
                 if each.values != ("auto",):  # as the program's own options say
-                    yield replace(each, name=f"--{each.name}", sign=" ", file=name)
+                    yield replace(each, name=f"--{inside}{each.name}", sign=" ", file=name)
 
 
 def beside(name: str, path: Path) -> Path | None:

@@ -42,6 +42,9 @@ UNREAD = "its settings are not known: put it beside the script; what is a defaul
 
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flex_attention")
 
+FSDP = {"backend.name": "fsdp"}
+"""Setting of what FSDP does in other projects."""
+
 LAUNCH: Table = {
     name: never("its keys are those of --ray.runtime-env here, and few runs need one")
     for name in ("runtime_env_json", "working_dir")

@@ -204,7 +204,7 @@ def optimizer_state_survives_a_checkpoint(subject: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder, quiet_transformers():
         state, model, empty = (Path(folder, name) for name in ("state", "model", "empty"))
         for path in (state, model, empty):
-            path.mkdir()
+            path.mkdir(exist_ok=True)
         writers = [trained.backend.save(state), trained.backend.save_model(model)]
         rate = trained.update(batch(2))["lr"]  # what is written later must be of now
         for write in writers:
@@ -276,7 +276,7 @@ def what_is_away_is_saved_as_it_is(subject: Subject) -> None:
 def _expect_saved(trained: Trained, before: dict[str, Tensor], folder: Path) -> None:
     state, model = folder / "state", folder / "model"
     for path in (state, model):
-        path.mkdir(parents=True)
+        path.mkdir(parents=True, exist_ok=True)
     now = trained.weights
     wrong = [name for name, value in before.items() if not torch.equal(now[name], value)]
     expect(not wrong, f"while the role is {folder.name}, weights gives another {', '.join(wrong[:3])}")

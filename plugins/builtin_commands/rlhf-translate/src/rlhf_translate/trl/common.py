@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 
 from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, always, ask, key, lost, same, to
 from rlhf_translate.shared import UNREAD, attention, placed, schedule, sources
+from rlhf_translate.trl import sharding
 from rlhf_translate.trl.batch import batch, every, max_steps, passes, warmup
 
 MATTERS = (
@@ -54,42 +54,6 @@ def _lora(name: str) -> Convert:
 
 def _use_peft(option: Option, given: Given) -> Outcome:
     return to({"actor.lora.rank": given["lora_r"].written}) if not option.is_off else same("off, as it is here")
-
-
-def _zero(option: Option, given: Given) -> Outcome:
-    """Handles a configuration of DeepSpeed or accelerate."""
-    if option.is_off:
-        return same("off, as it is here")
-    if option.value in given.files or f"TRL's {option.value}.yaml" in given.files:
-        return same("its options are translated")
-    settings = {"runtime.name": "ray", "backend.name": "deepspeed"}
-    if match := re.search(r"zero_?([123])", option.value):
-        return to(settings | {"backend.zero_stage": match[1]}, "by the file's name")
-    if "fsdp" in option.value.lower():
-        return to(settings | {"backend.zero_stage": 3}, "weights are split over all ranks, as by ZeRO 3")
-    return lost("the file is not here, so it is not read: its settings are --backend and --placement here")
-
-
-def _stage(option: Option, given: Given) -> Outcome:
-    """Returns the ZeRO stage of a file of accelerate."""
-    return to({"runtime.name": "ray", "backend.name": "deepspeed", "backend.zero_stage": option.written})
-
-
-def _offload(name: str) -> Convert:
-    def convert(option: Option, given: Given) -> Outcome:
-        if option.is_off:
-            return same("off, as it is here")
-        where = "cpu" if option.is_on else option.written
-        return to({"runtime.name": "ray", "backend.name": "deepspeed", f"backend.offload_{name}": where})
-
-    return convert
-
-
-def _distributed(option: Option, given: Given) -> Outcome:
-    if option.value.upper() == "FSDP":
-        settings = {"runtime.name": "ray", "backend.name": "deepspeed", "backend.zero_stage": 3}
-        return to(settings, "weights are split over all ranks, as by ZeRO 3")
-    return same("rlhf train starts its processes itself")
 
 
 def _betas(option: Option, given: Given) -> Outcome:
@@ -174,6 +138,7 @@ def _own_evaluation(option: Option, given: Given) -> Outcome:
 
 
 TABLE: Table = {
+    **sharding.TABLE,
     "eval_dataset_name": _own_evaluation,
     "system_prompt": key("data.system_prompt", "an option of open-r1"),
     "dataset_prompt_column": key("data.prompt_key", "an option of open-r1"),
@@ -205,7 +170,6 @@ TABLE: Table = {
     "disable_dropout": lambda option, given: same("on, as it is here") if option.is_on else lost("dropout is off in training"),
     "eval_on_start": _at_start,
     "bnb_4bit_quant_type": lambda option, given: same("nf4") if option.value == "nf4" else lost("4 bits are NF4 here"),
-    "fsdp_config.fsdp_offload_params": _offload("param"),
     "dtype": _dtype,
     "attn_implementation": attention,
     "use_peft": _use_peft,
@@ -213,19 +177,6 @@ TABLE: Table = {
     "lora_alpha": _lora("alpha"),
     "lora_target_modules": _lora("targets"),
     "lora_dropout": _lora("dropout"),
-    "deepspeed": _zero,
-    "accelerate_config": _zero,
-    "config_file": _zero,
-    "deepspeed_config.zero_stage": _stage,
-    "zero_optimization.stage": _stage,
-    "zero_optimization.offload_optimizer.device": _offload("optimizer"),
-    "zero_optimization.offload_param.device": _offload("param"),
-    "deepspeed_config.offload_optimizer_device": _offload("optimizer"),
-    "deepspeed_config.offload_param_device": _offload("param"),
-    "distributed_type": _distributed,
-    "fsdp": lambda option, given: (
-        same("off, as it is here") if option.is_off else _distributed(Option("fsdp", ("FSDP",)), given)
-    ),
     "mixed_precision": always("bf16 and fp16 of the program count"),
     "packing": lambda option, given: (
         same("rows are packed by tokens; train.batch_size says how many there are per update")

@@ -8,7 +8,7 @@ NEEDLESS = {
         "split_batches same_network machine_rank main_process_* rdzv_backend compute_environment main_training_function "
         "downcast_bf16 tpu_* deepspeed_config.deepspeed_multinode_launcher deepspeed_config.zero3_init_flag "
         "deepspeed_config.zero3_save_16bit_model deepspeed_config.gradient_accumulation_steps "
-        "deepspeed_config.gradient_clipping fsdp_config fsdp_config.* ds3_gather_for_generation vllm_group_port enable_cpu_affinity"
+        "deepspeed_config.gradient_clipping ds3_gather_for_generation vllm_group_port enable_cpu_affinity"
     ),
     "what DeepSpeed's own file sets beside its stage follows from the other options": (
         "zero_optimization.* bf16.* fp16.* optimizer.* scheduler.* gradient_clipping train_batch_size "
@@ -87,6 +87,7 @@ MISSING = {
     "types of numbers other than those of --actor.dtype and --train.autocast": (
         "bf16_full_eval fp16_full_eval tf32 half_precision_backend"
     ),
+    "a setting of FSDP that is not here": "fsdp_*",
     "the kernels that DeepSpeed and PyTorch choose": "parallelism_config debug",
     "label smoothing of the Trainer": "label_smoothing_factor",
     "one table of rows: --data FILE.py:FUNCTION makes others of it": ("dataset_kwargs formatting_func data_collator"),

@@ -11,7 +11,6 @@ from rlhf_translate.options import (
     Option,
     Outcome,
     Table,
-    always,
     ask,
     key,
     lost,
@@ -20,6 +19,7 @@ from rlhf_translate.options import (
     to,
 )
 from rlhf_translate.shared import attention, rewards, sequence_parallel, sources, template_kwargs
+from rlhf_translate.verl import sharding
 from rlhf_translate.verl.algorithm import of_critic
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}." for name in ("actor", "rollout", "model"))
@@ -109,10 +109,8 @@ def _data(place: str) -> Convert:
     return lambda option, given: same("no data") if option.is_off else to({f"{place}.sources": sources(option.texts)})
 
 
-def _shards(option: Option, given: Given) -> Outcome:
-    if option.value not in ("fsdp", "fsdp2"):
-        return lost("backends here: torch, deepspeed")
-    return to({"backend.name": "deepspeed", "backend.zero_stage": 3}, "weights are split over all ranks, as by ZeRO 3")
+def _ranks(given: Given) -> float:
+    return given.many("trainer.nnodes") * given.many("trainer.n_gpus_per_node")
 
 
 def _place(option: Option, given: Given) -> Outcome:
@@ -159,13 +157,6 @@ def _val_n(option: Option, given: Given) -> Outcome:
     if not given.is_on(f"{_ROLLOUT}val_kwargs.do_sample") and (option.number or 1) > 1:
         return lost("greedy samples are all the same: eval.n is 1")
     return to({"eval.n": option.value})
-
-
-def _offload(name: str) -> Convert:
-    """Handles options that keep a model's weights or optimizer in CPU memory."""
-    return lambda option, given: (
-        same("off, as it is here") if option.is_off else to({"backend.name": "deepspeed", f"backend.offload_{name}": "cpu"})
-    )
 
 
 def _resume(option: Option, given: Given) -> Outcome:
@@ -221,13 +212,6 @@ def _critics_lora(name: str) -> Convert:
 
 
 _EXTRA = ("max_num_batched_tokens", "enable_chunked_prefill", "swap_space")
-_TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
-
-
-def _dtype(option: Option, given: Given) -> Outcome:
-    if option.value in _TYPES:
-        return to({"actor.dtype": _TYPES[option.value]})
-    return lost("types here: float32, bfloat16, float16")
 
 
 def _extra(option: Option, given: Given) -> Outcome:
@@ -285,7 +269,7 @@ TABLE: Table = {
     "data.train_max_samples": lambda option, given: (
         to({"data.max_samples": option.value}) if (option.number or -1) > 0 else same("all rows")
     ),
-    f"{_ACTOR}strategy": _shards,
+    **sharding.options(f"{_ACTOR}fsdp_config.", f"{_ACTOR}strategy", _ranks, samples=True),
     **{name: _norm("actor", f"{_ACTOR}") for name in (f"{_ACTOR}grad_clip", f"{_ACTOR}optim.clip_grad")},
     **{name: of_critic(_norm("critic", "critic.")) for name in ("critic.grad_clip", "critic.optim.clip_grad")},
     f"{_ACTOR}optim.eps": key("actor.adam_eps"),
@@ -299,9 +283,6 @@ TABLE: Table = {
     ),
     f"{_ACTOR}ulysses_sequence_parallel_size": sequence_parallel("actor"),
     "critic.ulysses_sequence_parallel_size": of_critic(sequence_parallel("critic")),
-    f"{_ACTOR}fsdp_config.grad_offload": always("gradients stay with the optimizer"),
-    f"{_ACTOR}fsdp_config.param_offload": _offload("param"),
-    f"{_ACTOR}fsdp_config.optimizer_offload": _offload("optimizer"),
     f"{_ACTOR}optim.betas": betas("actor"),
     f"{_MODEL}enable_gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
     f"{_MODEL}tokenizer_path": lambda option, given: (
@@ -314,7 +295,6 @@ TABLE: Table = {
     **{f"{_ROLLOUT}{name}": _extra for name in _EXTRA},
     f"{_ACTOR}tau_pos": key("algo.sapo_tau"),
     f"{_ACTOR}tau_neg": key("algo.sapo_tau_negative"),
-    f"{_ACTOR}fsdp_config.model_dtype": _dtype,
     f"{_MODEL}lora.rank": _lora_of_megatron("rank"),
     f"{_MODEL}lora.alpha": _lora_of_megatron("alpha"),
     "data.apply_chat_template_kwargs": template_kwargs,

@@ -23,9 +23,9 @@ NEEDLESS = {
         "actor_rollout_ref.rollout.response_length reward_model.rollout.*_length"
     ),
     "it changes the speed or the memory, not the result": (
-        "*.use_torch_compile *.forward_prefetch *.reshard_after_forward *.wrap_policy* *.use_fused_kernels "
+        "*.use_torch_compile *.forward_prefetch *.wrap_policy* *.use_fused_kernels "
         "*.fused_kernel_options* *.entropy_from_logits_* *.entropy_checkpointing *.enable_activation_offload *.use_shm "
-        "*.offload_policy *.use_orig_params *.fsdp_size *.use_no_sync_for_gradient_accumulation *.tiled_mlp* "
+        "*.use_orig_params *.use_no_sync_for_gradient_accumulation *.tiled_mlp* "
         "*.forward_only *.load_weight *.calculate_sum_pi_squared *.sum_pi_squared_checkpointing "
         "actor_rollout_ref.rollout.layered_summon actor_rollout_ref.rollout.cudagraph_capture_sizes "
         "actor_rollout_ref.rollout.multi_stage_wake_up actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.disable_log_stats "
@@ -82,7 +82,7 @@ MISSING = {
     "another tokenizer for one model": "*.input_tokenizer data.tokenizer critic.model.tokenizer_path",
     "optimizers of the reference, which is not trained": "actor_rollout_ref.ref.optim.*",
     "Megatron": "*megatron* *mbridge* *.optim.lr_decay_* *.optim.lr_wsd_* *.optim.lr_warmup_init *.optim.min_lr *moe_config*",
-    "other backends: deepspeed and torch are here": "*veomni* *torchtitan* *turbo_config* *automodel*",
+    "other backends: torch, deepspeed and fsdp are here": "*veomni* *torchtitan* *turbo_config* *automodel*",
     "optimizers other than AdamW": (
         "*.optim.muon* *.optim.override_optimizer_config *.optim.*_dtype *.optim.use_precision_aware_optimizer "
         "*.optim.use_layer_wise_* *.optim.use_checkpoint_opt_param_scheduler *.optim.weight_decay_incr_style"

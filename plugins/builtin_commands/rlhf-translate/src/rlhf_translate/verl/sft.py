@@ -17,7 +17,8 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import placed, rows_of, schedule, sources, warmup
+from rlhf_translate.shared import FSDP, placed, rows_of, schedule, sources, warmup
+from rlhf_translate.verl import sharding
 from rlhf_translate.verl.models import betas, project, trackers
 
 MATTERS = (
@@ -123,7 +124,21 @@ def _schedule(option: Option, given: Given) -> Outcome:
     return lost("schedules here: constant, linear, cosine") if option.value == "wsd" else schedule("actor")(option, given)
 
 
+def _ranks(given: Given) -> float:
+    return given.many(PROCESSES)
+
+
+def _in_cpu_memory(option: Option, given: Given) -> Outcome:
+    place = option.name.rpartition(".")[0]
+    if not all(given.is_on(f"{place}.{name}") for name in ("cpu_offload", "offload_params")):
+        return same("off, as it is here" if option.is_off else "cpu_offload and offload_params count together")
+    return to({**FSDP, "backend.offload": "cpu"})
+
+
 TABLE: Table = {
+    **sharding.options("model.fsdp_config.", "model.strategy", _ranks, samples=False),
+    **sharding.options("engine.", "engine.strategy", _ranks, samples=False),
+    **{f"model.fsdp_config.{name}": _in_cpu_memory for name in ("cpu_offload", "offload_params")},
     PROGRAM: lambda option, given: to({"algo.name": "sft"}),
     PROCESSES: placed(),
     **{name: placed() for name in ("nproc_per_node", "nnodes", "num_gpus", "num_nodes", "num_processes")},
