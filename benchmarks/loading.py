@@ -112,7 +112,7 @@ def one_rank(given: argparse.Namespace, rank: int, size: int, port: int, directo
         from rlhf_host.backends.deepspeed import DeepSpeed
         from rlhf_host.backends.deepspeed_setup import library
 
-        library()
+        library(torch.device("cpu"))
         plugin = DeepSpeed(DeepSpeed.Options(zero_stage=3))
     torch.set_num_threads(1)
     ranks = Ranks.join(rank, size, "127.0.0.1", port)

@@ -37,12 +37,14 @@ def split_as_read(deepspeed: Any, start: BackendStart, settings: dict[str, Any],
 
     for bucket in start.weights():
         weights = []
-        for name, tensor in bucket:
+        while bucket:  # so that none is held while the next ones are read
+            name, tensor = bucket.pop()
             absent = model.get_parameter(name)
             placed = tensor.to(start.device, DTYPES.get(precision, absent.dtype))
             weights.append(nn.Parameter(placed, requires_grad=absent.requires_grad))
             for module, own in homes[absent]:
                 module._parameters[own] = weights[-1]
+            del tensor, placed
         split(weights)
     rest = [weight for weight in model.parameters() if not hasattr(weight, "ds_id")]
     for weight in rest:

@@ -40,14 +40,16 @@ SCORE = "score.weight"
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InPieces:
     """A model that has no weights yet, as ``load_model`` would load it otherwise."""
 
     model: PreTrainedModel
     """Its parameters are on ``meta``, except those of adapters; buffers are on the role's device."""
-    probe: PreTrainedModel
-    """A model of the same kind on the role's device, with few layers and random weights, to be examined in its place."""
+    probe: PreTrainedModel | None
+    """A model of the same kind on the role's device, with few layers and random weights, to be examined in its place; None once
+    that is done.
+    """
     weights: Callable[[], Buckets]
     """Yields the parameters that are on ``meta``, by their names in ``model``, block by block, as whole tensors in CPU memory.
 

@@ -14,7 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rlhf_host.models.heads import decoder_of
 
 NOISE = 0.02
-"""Standard deviation of what is added to every weight: none is then 0 or 1, so that none can be left out unseen."""
+"""Standard deviation of what is added to constant weights, as those of norms: none is then 0 or 1, so that none can be left out
+unseen.
+"""
 PLACE = re.compile(r"idx|index|layer_number|layer_id")
 """Matches the attributes that say which layer a module is in."""
 
@@ -55,7 +57,8 @@ def probe_of(
         probe = make(small)
         with torch.no_grad():
             for weight in probe.parameters():
-                weight.add_(torch.randn(weight.shape, dtype=torch.float32).to(weight.dtype), alpha=NOISE)
+                if weight.min() == weight.max():
+                    weight.add_(torch.randn(weight.shape, dtype=torch.float32).to(weight.dtype), alpha=NOISE)
     same = [_kind(layer) for layer in blocks_of(probe).values()] == [kind for kind, _ in kinds[:count]]
     return probe if same else None
 

@@ -76,6 +76,8 @@ class Role:
             slices=slices,
             probe=probe,
         )
+        if pieces is not None:
+            probe = pieces.probe = None  # its memory is for the weights
         if backend is None:
             return cls(name, passes)
         assert settings is not None

@@ -76,13 +76,18 @@ class Algorithm:
 
 
 def in_pieces(settings: Any, name: str, whole: Any) -> tuple[Any, InPieces]:
-    """Loads a role's model in pieces, with the scalar head of ``whole``."""
+    """Loads a role's model in pieces, with the scalar head of ``whole``. No block may be held while the next one is read."""
     found = load_in_pieces(settings, head=HEADS[name])
     assert found is not None
 
     def weights() -> Iterator[list[tuple[str, Tensor]]]:
+        before: list[Any] = []
         for bucket in found.weights():
-            yield [(key, whole.score.weight.detach() if key == "score.weight" else tensor) for key, tensor in bucket]
+            assert all(tensor() is None for tensor in before)
+            before = [weakref.ref(tensor) for _, tensor in bucket]
+            given = [(key, whole.score.weight.detach() if key == "score.weight" else tensor) for key, tensor in bucket]
+            del bucket
+            yield given
 
     return found.model, replace(found, weights=weights)
 

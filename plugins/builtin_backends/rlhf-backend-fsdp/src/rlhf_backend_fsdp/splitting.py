@@ -101,12 +101,14 @@ def fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.devi
     root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     weights: dict[str, Any] = dict(model.named_parameters())
     for bucket in buckets:
-        for name, tensor in bucket:
+        while bucket:  # so that none is held while the next ones are read
+            name, tensor = bucket.pop()
             weight = weights[name]
             pieces = tensor.chunk(weight.device_mesh.size(-1))
             number = weight.device_mesh.get_local_rank(mesh_dim=-1)
             if number < len(pieces):
                 weight.to_local().copy_(pieces[number])
+            del tensor, pieces
 
 
 def _blocks(model: Any, compute: nn.Module) -> list[nn.Module]:
