@@ -83,8 +83,7 @@ class DeepSpeedBackend(Parks):
         return run_through(self._head, compute, *inputs)
 
     def _optimizer(self, deepspeed: Any) -> torch.optim.Optimizer:
-        dims = lambda weight: len(getattr(weight, "ds_shape", weight.shape))  # noqa: E731
-        groups = decayed_groups(self.parameters, self.role.weight_decay, dims)
+        groups = decayed_groups(self.parameters, self.role.weight_decay, _dims)
         settings: dict[str, Any] = {"lr": self.role.peak_lr, "betas": self.role.betas, "eps": self.role.adam_eps}
         if self.options.optimizer == "torch":
             return torch.optim.AdamW(groups, fused=True, **settings)
@@ -292,6 +291,11 @@ class DeepSpeedBackend(Parks):
         spared = distinct(tensors_in(weights)) if self.options.offload_while_sampling == "optimizer" else {}
         found = tensors_in([weights, states])
         return (tensor for tensor in found if tensor.untyped_storage().data_ptr() not in spared)
+
+
+def _dims(weight: Any) -> int:
+    """Returns the number of dimensions of a parameter, which may be split already."""
+    return len(getattr(weight, "ds_shape", weight.shape))
 
 
 class _Passes(nn.Module):

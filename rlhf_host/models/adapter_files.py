@@ -120,9 +120,11 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
     Raises:
         UserError: peft is missing, the adapter is of a kind that cannot be used here, or it does not fit the model.
     """
-    saved = _weights(directory)
-    if missing := attach_like(model, directory, name):
+    config, saved = _settings(model, directory), _weights(directory)
+    modules = _modules(saved)
+    if missing := sorted(set(modules) - {own for own, _ in model.named_modules()}):
         raise UserError(f"the adapter {directory} does not fit {type(model).__name__}, which has no {missing[0]}")
+    inject(model, config, name, modules)
     own = _parameters(model, name, with_head=is_scalar(directory))
     if different := sorted(key for key in own.keys() ^ saved.keys() if key in own or not key.startswith("score.")):
         where = f"{WEIGHTS} lacks it" if different[0] in own else "it has no place here"
@@ -135,22 +137,28 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
             weight.copy_(saved[key])
 
 
-def attach_like(model: Any, directory: str | Path, name: str = TRAINED) -> list[str]:
+def attach_like(model: Any, directory: str | Path) -> None:
     """Adds an adapter with the settings of one in a directory, and new values, to those of its linear maps that the model has.
-
-    Returns:
-        The names of the others.
 
     Raises:
         UserError: peft is missing, or the adapter is of a kind that cannot be used here.
     """
+    own = {name for name, _ in model.named_modules()}
+    if modules := [module for module in _modules(_weights(directory)) if module in own]:
+        inject(model, _settings(model, directory), TRAINED, modules)
+
+
+def _settings(model: Any, directory: str | Path) -> Any:
+    """Returns peft's configuration of an adapter, as it is used here."""
     _refuse_other_kinds(_read(directory), directory, kinds(name for name, _ in model.named_modules()))
     config = peft_library().LoraConfig.from_pretrained(str(directory))
     config.modules_to_save, config.lora_dropout, config.init_lora_weights, config.inference_mode = None, 0.0, True, False
-    own = {name for name, _ in model.named_modules()}
-    modules = sorted({key.rpartition(".lora_")[0] for key in _weights(directory) if ".lora_" in key})
-    inject(model, config, name, [module for module in modules if module in own])
-    return [module for module in modules if module not in own]
+    return config
+
+
+def _modules(weights: Collection[str]) -> list[str]:
+    """Returns the linear maps that an adapter's weights belong to."""
+    return sorted({key.rpartition(".lora_")[0] for key in weights if ".lora_" in key})
 
 
 def _weights(directory: str | Path) -> dict[str, torch.Tensor]:

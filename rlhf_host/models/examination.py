@@ -1,4 +1,4 @@
-"""What passes must know of a model before they run it: what computes, and its head."""
+"""Examination of a model before passes run it: finds the module that computes, and the head."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ GIVEN_UP = "a block's weights are always given up after its forward pass"
 
 
 def said_of(text, option):
-    """What a translation says of an option, on one line."""
+    """Returns the line of a translation about an option."""
     lines = " ".join(line.lstrip("# ") for line in text.splitlines())
     return lines[lines.index(option) :].split(": ", 1)[1]
 

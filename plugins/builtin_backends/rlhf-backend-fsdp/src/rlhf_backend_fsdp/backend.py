@@ -44,8 +44,7 @@ class FSDPBackend(Parks):
     """One role's split model, and AdamW over this process's pieces of it.
 
     Losses are shares of the whole batch's, so gradients are summed over ranks. At the start, every rank has the same whole model,
-    or reads its pieces.
-    torch's default process group must be that of ``start.ranks``.
+    or reads its pieces. torch's default process group must be that of ``start.ranks``.
     """
 
     def __init__(self, options: FSDP.Options, start: BackendStart):
