@@ -1,4 +1,5 @@
-"""Parts of a run, one by one, for contract suites: batches, passes, updates, episodes and engines that no whole run surrounds.
+"""Parts of a run, one by one, for contract suites and the plan of memory: batches, passes, updates, episodes, models and engines
+that no whole run surrounds.
 
 Nothing here is promised to plugins: these names may change or go with any minor version. Importing this loads no torch.
 """
@@ -10,14 +11,23 @@ from rlhf_host.lazily import lazily
 _NAMES = {
     "backends.ranks": ["Ranks"],
     "backends.weights": ["in_buckets", "named_weights"],
+    "config.defaults": ["RunTraits", "weight_sync_plugin"],
+    "config.load": ["QUICKSTART"],
+    "config.tree": ["role_flag"],
     "data.sources": ["load_tasks"],
     "engines.kernels": ["TriedKernels"],
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
     "models.attention": ["enable_shared_rows"],
     "models.heads": ["decoder_of"],
+    "models.kept": ["recorded"],
     "models.layouts": ["padded_layout", "shared_layout", "sharing_of", "to_device"],
+    "models.loading": ["context_length"],
+    "models.logprobs": ["chunk_bytes"],
     "models.modes": ["evaluation"],
+    "models.outline": ["outline", "weights_of"],
     "models.pieces": ["InPieces", "load_in_pieces"],
+    "models.places": ["find_model"],
+    "models.room": ["room"],
     "plugins.manager": ["Loaded", "PluginManager"],
     "plugins.python_objects": ["describe"],
     "plugins.specs": ["PluginSpec"],
@@ -35,6 +45,7 @@ _NAMES = {
     "training.role": ["Role", "rows_of"],
     "training.role_handles": ["completions"],
     "training.run": ["train"],
+    "training.trained_roles": ["adapter_views"],
     "training.update": ["ask"],
     "training.worker": ["Worker"],
     "weight_sync.local_source": ["LocalSource"],

@@ -22,7 +22,7 @@ from typing import Any
 import rlhf_host
 from rlhf_host import backends as backend_parts
 from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing
-from rlhf_host.plugins.discovery import GROUPS, HINTS
+from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 from rlhf_host.runtimes import building
@@ -78,7 +78,7 @@ def describe() -> dict[str, Any]:
             for name in sorted(functional.__all__)
             if inspect.isfunction(getattr(functional, name))
         },
-        "entry_points": sorted([*GROUPS.values(), *HINTS.values()]),
+        "entry_points": sorted([*GROUPS.values(), *UNCHOSEN.values()]),
     }
 
 

@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -19,9 +21,11 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from click.testing import CliRunner
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from rlhf_host.commands import main as main_command
 from rlhf_host.models.logprobs import CHUNK_ELEMENTS
 
 GB = 1e9
@@ -133,7 +137,7 @@ TORCH, ZERO_2, ZERO_3_BF16 = "`torch`", "`deepspeed`, ZeRO 2", "`deepspeed`, ZeR
 TRAINED = {
     TORCH: (16, 0),
     "`deepspeed`, ZeRO 1": (8, 12),
-    ZERO_2: (4, 16),
+    ZERO_2: (4, 20),
     "`deepspeed`, ZeRO 3": (0, 24),
     "`deepspeed`, ZeRO 1, `--backend.precision bf16`": (8, 12),
     "`deepspeed`, ZeRO 2, `--backend.precision bf16`": (2, 16),
@@ -392,6 +396,33 @@ def phases_table(models: dict[str, Sizes]) -> Iterator[str]:
         yield _row(phase, *(f"{size / GB:.1f} GB" for size in (*amounts, sum(amounts))))
 
 
+PLANNED = [("Qwen2.5-7B", 8, 1), ("Qwen2.5-32B", 16, 4), ("Llama-3.1-70B", 48, 8), ("Llama-3.1-70B", 64, 8)]
+"""Model, number of devices, and those of an engine, of the plans on the page."""
+
+
+def planned(name: str, devices: int, parts: int) -> list[dict[str, Any]]:
+    """What ``rlhf plan`` says of each phase."""
+    with tempfile.TemporaryDirectory() as directory:
+        MODELS[name].save_pretrained(directory)
+        placed = ["--runtime", "ray", "--placement", f"actor+rollout={devices}", "--backend", "fsdp"]
+        engine = ["--engine", "vllm", "--engine.sleep", "true", "--engine.tensor-parallel-size", str(parts)]
+        model = ["--actor.model", directory, "--actor.gradient-checkpointing", "true"]
+        words = ["plan", "--algo", "grpo", *model, *placed, *engine, "--device", "cuda", "--json"]
+        result = CliRunner().invoke(main_command, words)
+    assert result.exit_code == 0, result.output
+    phases: list[dict[str, Any]] = json.loads(result.stdout)["phases"]
+    return phases
+
+
+def planned_table() -> Iterator[str]:
+    parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "engine", "cache", "sync")
+    yield from _head("devices, model", "phase", *parts, "sum")
+    for name, devices, tensor_parallel in PLANNED:
+        for phase in planned(name, devices, tensor_parallel):
+            amounts = (f"{phase['bytes'][part] / GB:.1f}" if part in phase["bytes"] else "" for part in parts)
+            yield _row(f"{devices}, {name}", phase["phase"], *amounts, f"{phase['sum'] / GB:.1f}")
+
+
 def tables(models: dict[str, Sizes]) -> dict[str, list[str]]:
     """Heading → lines."""
     return {
@@ -415,7 +446,10 @@ def _row(*cells: str) -> str:
 
 def main(directories: Sequence[str]) -> None:
     configs = {path: AutoConfig.from_pretrained(path) for path in directories} or MODELS
-    for heading, lines in tables({name: sizes(config) for name, config in configs.items()}).items():
+    found = tables({name: sizes(config) for name, config in configs.items()})
+    if not directories:
+        found["Plans"] = list(planned_table())
+    for heading, lines in found.items():
         print(f"{heading}\n\n" + "\n".join(lines) + "\n")
 
 

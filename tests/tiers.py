@@ -69,6 +69,10 @@ SLOW = {
         "reports_the_plugin_that_breaks_it",
         "engines, backends and runtimes with one rule broken each, some until a deadline; templates pass at every change",
     ),
+    "plugins/builtin_commands/rlhf-plan/tests/test_counted.py": (
+        "backends_hold_as_much",
+        "bytes of backends, counted beside the plan of memory",
+    ),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
     "tests/backends/test_ray_fsdp.py": ("", "FSDP2 on Ray"),

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from rlhf_host.backends.deepspeed_memory import memory_of
 from rlhf_host.errors import UserError
-from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RuntimeStart
+from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RunsPasses, RuntimeStart, TrainedModel, TrainingMemory
 
 OWNED = (
     "train_batch_size",
@@ -91,6 +92,7 @@ class DeepSpeed:
     @property
     def traits(self) -> BackendTraits:
         split = self.options.zero_stage == 3 or self.options.autotp_size > 1
+        pieces = self.options.zero_stage == 3 and self.options.autotp_size == 1
         # Gradients are reduced in the backward pass at every stage, below stage 2 in the last one, so no rank may be without.
         return BackendTraits(
             libraries=("deepspeed",),
@@ -98,7 +100,8 @@ class DeepSpeed:
             parts=self.options.autotp_size,
             even_passes=True,
             sharded=split,
-            in_pieces=self.options.zero_stage == 3 and self.options.autotp_size == 1,
+            in_pieces=pieces,
+            splits_frozen=pieces,
             everywhere=True,
         )
 
@@ -127,7 +130,17 @@ class DeepSpeed:
             if device == "cpu" and getattr(options, name):
                 raise UserError(f"{name} needs GPUs, because DeepSpeed quantizes by CUDA kernels: leave it off on CPUs")
 
+    savers = ({"zero_stage": 3}, {"zero_stage": 3, "offload_optimizer": "cpu"})
+
+    def memory(self, model: TrainedModel) -> TrainingMemory:
+        return memory_of(self.options, model)
+
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 
         return DeepSpeedBackend(self, start)
+
+    def split(self, start: BackendStart) -> RunsPasses:
+        from rlhf_host.backends.deepspeed_frozen import DeepSpeedFrozen
+
+        return DeepSpeedFrozen(self.options, start)

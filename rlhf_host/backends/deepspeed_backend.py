@@ -64,7 +64,7 @@ class DeepSpeedBackend(Parks):
         if start.weights is not None:
             with contextlib.redirect_stdout(sys.stderr):
                 head = split_as_read(deepspeed, start, settings, options.precision)
-        passes = _Passes(start.compute)
+        passes = Passes(start.compute)
         self._head = passes.head
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         with contextlib.redirect_stdout(sys.stderr):
@@ -298,7 +298,7 @@ def _dims(weight: Any) -> int:
     return len(getattr(weight, "ds_shape", weight.shape))
 
 
-class _Passes(nn.Module):
+class Passes(nn.Module):
     """Model for DeepSpeed: its pass is the function it is called with."""
 
     def __init__(self, model: nn.Module):

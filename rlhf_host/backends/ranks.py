@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_host.backends.torch import BUCKET_BYTES
 from rlhf_host.backends.weights import pieces
 from rlhf_host.models.slices import Slices
-
-BUCKET_BYTES = 2**26
-"""Approximate size of the flat pieces in which gradients are summed."""
 
 
 class Ranks:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from rlhf_host.cli.forecasts import forecasts
 from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
 from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.resolve import merge_needs
@@ -54,6 +55,9 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(f"runtime {config.runtime.name}: {line}")
     for line in rehearse(start, remote=RunTraits.of(config).runtime.remote):
         click.echo(line)
+    told = list(forecasts(config, manager))
+    for line in told:
+        click.echo(line)
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
         from rlhf_host.models.loading import sizes
@@ -77,7 +81,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         length = f"{train.steps} steps" if train.steps else f"{config.data.epochs:g} passes over the data"
         click.echo(f"{length}, {train.batch_size} rows or pairs per step")
     click.echo("Checked: settings, plugins, the configuration of every model, the tokenizer, and data as far as it says above.")
-    click.echo("Not checked: weights, memory of passes, other machines, rewards and trackers at work.")
+    click.echo(f"Not checked: weights, {'' if told else 'memory of passes, '}other machines, rewards and trackers at work.")
     click.echo(f"The run would be written to {config.run_dir}.")
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.protocols import Engine, EngineStart, EngineTraits
+from rlhf_host.protocols import Engine, EngineStart, EngineTraits, ServedModel, ServingMemory
 
 
 class Transformers:
@@ -34,6 +34,16 @@ class Transformers:
 
     def __init__(self, options: Options):
         self.options = options
+
+    savers = ({"max_batch_size": 32},)
+
+    def memory(self, model: ServedModel) -> ServingMemory:
+        narrow = self.options.autocast == "bfloat16" or (self.options.autocast == "auto" and model.device == "cuda")
+        tokens = min(self.options.max_batch_size, model.rows) * model.tokens
+        tokens = min(tokens, self.options.max_batch_tokens or tokens)
+        # Under autocast keys are in float32, after their rotation, and values in 16 bits.
+        cache = tokens * model.cached * (3 if narrow else 4)
+        return ServingMemory(weights=0 if model.in_place else 4 * model.numbers, cache=cache, autocast=narrow)
 
     def start(self, start: EngineStart) -> Engine:
         from rlhf_host.engines.embedded import EmbeddedEngine

@@ -10,12 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from rlhf_host.engines.vllm_arguments import has_draft_model, refusals, refused_on_cpus, unknown_argument
 from rlhf_host.errors import UserError
-from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
+from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart, ServedModel, ServingMemory
 
 log = logging.getLogger(__name__)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Maximum ranks that vLLM can be set to."""
+
+
+CPU_CACHE_BYTES = 1 << 29
 
 
 class Vllm:
@@ -97,6 +100,18 @@ class Vllm:
             raise UserError(
                 f"engine vllm takes adapters up to rank {RANKS[-1]}, not {start.adapter_rank}: leave --sync.adapter out"
             )
+
+    savers = ({"sleep": True},)
+
+    def memory(self, model: ServedModel) -> ServingMemory:
+        options, on_cpu = self.options, model.device == "cpu"
+        width = {"auto": 4 if on_cpu else 2, "float32": 4}.get(options.dtype, 2)
+        weights = width * model.numbers / self.traits.devices
+        asked = min(options.max_num_seqs, model.rows) * model.tokens * width * model.cached / self.traits.devices
+        cache: float | None = options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None)
+        if cache is None and model.device_bytes is not None:  # whatever is left of its share
+            cache = max(0.0, options.gpu_memory_utilization * model.device_bytes - weights)
+        return ServingMemory(weights=weights, cache=asked if cache is None else cache)
 
     def start(self, start: EngineStart) -> Engine:
         from rlhf_host.engines.vllm_engine import VLLMEngine

@@ -17,13 +17,11 @@ from pydantic import ValidationError
 
 from rlhf_host import errors
 from rlhf_host.engines.requests import end_tokens
-from rlhf_host.engines.vllm import RANKS, Vllm
+from rlhf_host.engines.vllm import CPU_CACHE_BYTES, RANKS, Vllm
 from rlhf_host.engines.vllm_arguments import refused_on_cpus
 from rlhf_host.engines.vllm_process import own_process
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import NO_WEIGHTS
-
-CPU_CACHE_BYTES = 1 << 29
 
 
 def start_vllm(

@@ -86,6 +86,22 @@ def top_logprobs(
     return logprobs, ids
 
 
+def chunk_bytes(*, tokens: int, vocabulary: int, hidden: int, narrow: bool, cast: bool, trained: bool, device: str) -> float:
+    """Returns the bytes that are there at once for log-probabilities of ``tokens``, at their most, in the backward pass.
+
+    Args:
+        narrow: products are in 16 bits.
+        cast: the head's weights are in 32 bits and cast for them.
+        trained: the head is.
+    """
+    chunk = max(1, CHUNK_ELEMENTS["cpu" if device == "cpu" else "other"] // vocabulary)
+    here = min(tokens, chunk) * vocabulary
+    stack = min(tokens, STACKED * chunk) * vocabulary if narrow and trained else 0
+    head = vocabulary * hidden
+    # Logits, their log-softmax, and in 16 bits the products; the head's gradient in float32, and a part of it in 16 bits.
+    return here * (10 if narrow else 8) + 2 * stack + 2 * head * cast + trained * head * (4 + (2 if narrow else 0))
+
+
 def logprobs_of_logits(
     logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_grad: bool
 ) -> tuple[Tensor, Tensor | None]:

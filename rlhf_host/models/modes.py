@@ -48,7 +48,12 @@ class In32Bits(TorchFunctionMode):
 
 def in_32_bits(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Switches to 32 bits, for models with 16-bit weights; autocast must be off."""
-    return In32Bits() if next(model.parameters()).dtype in NARROW else contextlib.nullcontext()
+    return In32Bits() if is_narrow(model) else contextlib.nullcontext()
+
+
+def is_narrow(model: nn.Module) -> bool:
+    """Returns True if the model's weights, those of adapters aside, have 16 bits."""
+    return next(model.parameters()).dtype in NARROW
 
 
 def _widened(value: Any) -> Any:

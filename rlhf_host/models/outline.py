@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -37,14 +38,17 @@ NARROWEST = 0.5
 """Bytes of a weight in 4 bits, without the constants of its block."""
 
 
-def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> Any:
+def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool, weights: bool = True) -> Any:
     """Returns the result of ``load_model`` on torch's meta device; None: it cannot be made that way, and nothing is known.
+
+    Args:
+        weights: False: a directory with a ``config.json`` alone is enough.
 
     Raises:
         UserError: everything that ``load_model`` would refuse, as far as configuration files and the headers of weights tell.
     """
     role = with_base(role)
-    source = find_model(role.model)
+    source = find_model(role.model, weights=weights)
     refuse_settings(role, source, trainable=trainable)
     try:
         with quiet_transformers():
@@ -56,7 +60,8 @@ def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool)
                 for name, module in model.named_modules():
                     if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings():
                         refuse_kind(model, name, type(module))
-            return fit(model, role, source, META, trainable=trainable)
+            with META if role.adapter is None else contextlib.nullcontext():  # new adapters have no first values either
+                return fit(model, role, source, META, trainable=trainable)
     except UserError:
         raise
     except Exception as error:  # some models compute while they are made, which needs weights

@@ -33,11 +33,11 @@ from rlhf_host.models.layouts import (
     to_device,
     without_last,
 )
-from rlhf_host.models.modes import evaluation, in_32_bits
+from rlhf_host.models.modes import evaluation, in_32_bits, is_narrow
 from rlhf_host.models.output_heads import LanguageHead, Wanted
 from rlhf_host.models.slices import Slices
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
-from rlhf_host.protocols import Backend, Kernels, Ranks, Tensors, Use
+from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Tensors, Use
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
@@ -81,7 +81,7 @@ class Passes:
         self.autocast = autocast
         self._kernels = kernels
         self._even_passes = even_passes
-        self._backend: Backend | None = None
+        self._backend: RunsPasses | None = None
         self._ranks: Ranks | None = None
         self._adapter: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self._examine(probe)
@@ -121,7 +121,7 @@ class Passes:
         self.one_by_one = False
         """Rows beside each other would change each other, so that each needs its own pass."""
 
-    def go_through(self, backend: Backend, ranks: Ranks) -> None:
+    def go_through(self, backend: RunsPasses, ranks: Ranks) -> None:
         """Sends every pass through the backend, once per pass, whatever its outputs: weights are whole only there. One that
         computes in 16 bits does so by its weights, without autocast.
         """
@@ -150,8 +150,9 @@ class Passes:
 
     def _try(self, length: int) -> Verdict:
         verdict = self._verdict_of(length, exact=self.exact)
-        if not self.exact and (self._backend is None or self._backend.exact):
-            # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it.
+        if not self.exact and (self._backend is None or (self._backend.exact and not is_narrow(self.model))):
+            # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it. Inside a backend
+            # weights cannot be widened one by one.
             with contextlib.suppress(DoesNotRun):  # its attention may be for 16 bits alone
                 verdict = verdict.and_also(self._verdict_of(length, exact=True), self.model)
         if self._ranks is not None:  # a rank on other hardware may see a gap where the others see none

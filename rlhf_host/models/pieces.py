@@ -57,8 +57,8 @@ class InPieces:
     """
 
 
-def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm") -> InPieces | None:
-    """Loads a trainable role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4
+def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> InPieces | None:
+    """Loads a role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4
     bits, from files without the usual names, or of a family that cannot be made without its values or with fewer layers.
 
     Raises:
@@ -66,14 +66,14 @@ def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm") ->
     """
     role = with_base(role)
     source, device = find_model(role.model), choose_device(role.device)
-    refuse_settings(role, source, trainable=True)
+    refuse_settings(role, source, trainable=trainable)
     plain = role.model_copy(update={"adapter": None})
     if source.gguf or role.quantize or not (files := _files(Path(source.path) if source.local else model_directory(plain))):
         return None
     with quiet_transformers():
         try:
             config = configuration(source, role, head)
-            read, kept = weight_dtypes(role, True, config.dtype, rounded_base(role))
+            read, kept = weight_dtypes(role, trainable, config.dtype, rounded_base(role))
             reader = _Reader(role, files, head, partial(_on_meta, source, role, head, config, read))
             probe = probe_of(reader.shell, config, lambda small: new_model(source, role, head, small, read))
         except Exception:  # some cannot be made without values; what is wrong with others is said when they are loaded whole
@@ -85,7 +85,7 @@ def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm") ->
         reader.fill_buffers(model)
         plain_names = {name: weight for name, weight in model.named_parameters()}
         fitted = [
-            fit(_kept_in(kept, each), role, source, device, trainable=True, probe=each is probe) for each in (probe, model)
+            fit(_kept_in(kept, each), role, source, device, trainable=trainable, probe=each is probe) for each in (probe, model)
         ]
         if reader.headless:
             pad_scores(model, role)

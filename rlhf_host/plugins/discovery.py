@@ -41,8 +41,10 @@ GROUPS: dict[str, str] = {
 """Kind → entry-point group. What else is said of a kind's plugins is in ``GROUP.spellings`` and ``GROUP.recommended``
 (``plugins.spellings``, ``plugins.recommended``)."""
 
-HINTS = {"hint": "rlhf.hints"}
-"""The same for what explains unknown names (``plugins.hints``). Nobody chooses one, so it is no kind of plugin."""
+UNCHOSEN = {"hint": "rlhf.hints", "forecast": "rlhf.forecasts"}
+"""The same for what explains unknown names (``plugins.hints``), and for what a dry run asks about the run (``cli.forecasts``).
+Nobody chooses one, so they are no kinds of plugins.
+"""
 
 PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")
 """Kinds that have a protocol instead of hooks."""
@@ -119,9 +121,9 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
     return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
 
 
-def hints() -> list[PluginInfo]:
-    """Returns what is installed that explains unknown names, sorted by name and distribution."""
-    return sorted(_found(HINTS)[0], key=lambda info: (info.name, info.distribution))
+def unchosen(kind: Literal["hint", "forecast"]) -> list[PluginInfo]:
+    """Returns what is installed of a kind in ``UNCHOSEN``, sorted by name and distribution."""
+    return sorted(_found((kind,))[0], key=lambda info: (info.name, info.distribution))
 
 
 def _found(kinds: Collection[str]) -> tuple[list[PluginInfo], list[PluginInfo]]:
@@ -205,7 +207,7 @@ def _plugins_of(distribution: Distribution) -> Iterator[PluginInfo]:
     metadata = HeaderParser().parsestr(distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "")
     name, version = metadata.get("Name", "unknown"), metadata.get("Version", "unknown")
     api, unfit = _api(name, version, metadata)
-    kinds = {group: kind for kind, group in {**GROUPS, **HINTS}.items()}
+    kinds = {group: kind for kind, group in {**GROUPS, **UNCHOSEN}.items()}
     points = list(distribution.entry_points)
     for point in points:
         if point.group in kinds:

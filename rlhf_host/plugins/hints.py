@@ -13,7 +13,7 @@ from typing import Literal
 
 from rlhf_host.errors import asks_to_stop
 from rlhf_host.plugins import habits
-from rlhf_host.plugins.discovery import hints
+from rlhf_host.plugins.discovery import unchosen
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def of_nobody() -> str:
     from rlhf_host.plugins.catalogue import offered
     from rlhf_host.plugins.recommended import recommended
 
-    offer = None if hints() else offered()["command"].get(recommended("command", "foreign"))
+    offer = None if unchosen("hint") else offered()["command"].get(recommended("command", "foreign"))
     return f"; flags of other projects are explained after {offer.line}" if offer else ""
 
 
@@ -85,7 +85,7 @@ def _of_packages(unknown: UnknownName) -> str:
     """Returns the first answer. A package that fails gives none: the message about the name is worth more than its hint."""
     from rlhf_host.plugins.selection import imported  # which asks for hints itself
 
-    for info in hints():
+    for info in unchosen("hint"):
         try:
             answer = imported(info)(unknown)
         except BaseException as error:

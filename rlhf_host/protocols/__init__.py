@@ -9,7 +9,16 @@ Errors have one meaning everywhere. ``UserError``: the settings or the input can
 ``generate`` is reported with the engine's name, others end the run with a traceback.
 """
 
-from rlhf_host.protocols.backends import Backend, BackendPlugin, BackendStart, BackendTraits, Ranks, StepResult
+from rlhf_host.protocols.backends import (
+    Backend,
+    BackendPlugin,
+    BackendStart,
+    BackendTraits,
+    Ranks,
+    RunsPasses,
+    SplitsFrozen,
+    StepResult,
+)
 from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits, Writer
 from rlhf_host.protocols.engines import (
     Counting,
@@ -23,6 +32,17 @@ from rlhf_host.protocols.engines import (
     WakesInParts,
 )
 from rlhf_host.protocols.kernels import Decoder, Kernels, KernelsPlugin, SharedRows, Use
+from rlhf_host.protocols.memory import (
+    CountsServing,
+    CountsTraining,
+    DeviceGroup,
+    DeviceKind,
+    Grouping,
+    ServedModel,
+    ServingMemory,
+    TrainedModel,
+    TrainingMemory,
+)
 from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
 from rlhf_host.protocols.syncs import (
@@ -41,10 +61,11 @@ from rlhf_host.protocols.syncs import (
 # fmt: off
 __all__ = [
     "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking",
-    "Compute", "Counting", "Decoder", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "KeepsTypes",
-    "Kernels", "KernelsPlugin", "Loader", "Measured", "Ranks", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits",
-    "Server", "ServerPlugin", "ServerSession", "SharedRows", "StepResult", "SyncEnd", "SyncTarget", "Tensors", "Trainer",
-    "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart",
-    "WeightSyncTraits", "Weights", "Writer",
+    "Compute", "Counting", "CountsServing", "CountsTraining", "Decoder", "DeviceGroup", "DeviceKind", "Engine", "EnginePlugin",
+    "EngineStart", "EngineTraits", "Generator", "Grouping", "KeepsTypes", "Kernels", "KernelsPlugin", "Loader", "Measured",
+    "Ranks", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server", "ServerPlugin",
+    "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
+    "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync",
+    "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]
 # fmt: on

@@ -30,6 +30,8 @@ class BackendTraits(Traits):
     """
     in_pieces: bool = False
     """True if a model may come without its weights (``BackendStart.weights``). Then it must be ``sharded``."""
+    splits_frozen: bool = False
+    """The plugin also has ``split`` (``SplitsFrozen``), for models that are not trained, on several ranks."""
     everywhere: bool = False
     """``weights`` also takes ``everywhere``, so that every rank can send to the engine on its own GPU."""
 
@@ -160,3 +162,23 @@ class BackendPlugin(Protocol):
 
     def start(self, start: BackendStart) -> Backend:
         """Start training this role. Raises ``UserError`` if the role cannot be trained this way."""
+
+
+class RunsPasses(Protocol):
+    """A model that is not trained, in the hands of a backend."""
+
+    exact: bool
+    """False if the backend lets passes compute in 16 bits."""
+
+    def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        """As in ``Backend``."""
+
+    def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
+        """As in ``Backend``."""
+
+
+class SplitsFrozen(Protocol):
+    """What a backend's plugin has too, with the trait ``splits_frozen``."""
+
+    def split(self, start: BackendStart) -> RunsPasses:
+        """Split a model that is not trained over the ranks. ``total_updates`` is 0."""

@@ -89,6 +89,8 @@ class WeightSyncTraits(Traits):
     """True if the sync itself leaves bits out, so that even an engine that keeps all of the trainer's bits gets fewer, and its
     log-probabilities differ.
     """
+    bucket_bytes: int = 0
+    """Bytes of weights that are on their way at once, at each end; 0: none, or unknown."""
 
 
 class WeightSync(Protocol):

@@ -100,12 +100,14 @@ class Roles:
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
         backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
         self.kernels = tried_kernels(setup.kernels)
-        views, models, pieces = adapter_views(setup.roles), {}, {}
+        views, models, pieces, handled = adapter_views(setup.roles), {}, {}, set()
         for need, settings in setup.roles:
             if need.name in views:
                 continue
-            wanted = need.trainable and backend.traits.in_pieces
-            if wanted and (found := load_in_pieces(settings, head=need.head)) is not None:
+            if need.trainable or (backend.traits.splits_frozen and ranks.processes > 1 and not settings.quantize):
+                handled.add(need.name)
+            wanted = need.name in handled and backend.traits.in_pieces
+            if wanted and (found := load_in_pieces(settings, head=need.head, trainable=need.trainable)) is not None:
                 pieces[need.name], models[need.name] = found, found.model
             else:
                 models[need.name] = load_model(settings, head=need.head, trainable=need.trainable)
@@ -122,12 +124,13 @@ class Roles:
                 models[need.name],
                 setup.train,
                 kernels=self.kernels,
-                backend=backend if need.trainable else None,
+                backend=backend if need.name in handled else None,
                 settings=settings,
                 total_updates=setup.total_updates - need.idle_steps * setup.train.updates_per_batch,
                 ranks=ranks,
                 trainer=f"backend {setup.backend.name}",
                 pieces=pieces.pop(need.name, None),
+                trainable=need.trainable,
             )
             for need, settings in setup.roles
             if need.name not in views

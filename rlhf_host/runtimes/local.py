@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
 from rlhf_host.errors import UserError
-from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
+from rlhf_host.protocols import DeviceGroup, Runtime, RuntimeStart, RuntimeTraits
 
 
 class Local:
@@ -24,6 +24,10 @@ class Local:
     def describe(self, start: RuntimeStart) -> Iterable[str]:
         _refuse_several(start)
         return ["everything in this process"]
+
+    def groups(self, start: RuntimeStart) -> Sequence[DeviceGroup]:
+        _refuse_several(start)
+        return [DeviceGroup(name="this process", roles=tuple(start.roles), devices=1, engines=start.engine is not None)]
 
     def start(self, start: RuntimeStart) -> Runtime:
         from rlhf_host.runtimes.local_runtime import LocalRuntime

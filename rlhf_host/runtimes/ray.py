@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from rlhf_host.errors import UserError
-from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits
+from rlhf_host.protocols import DeviceGroup, Runtime, RuntimeStart, RuntimeTraits
+
+if TYPE_CHECKING:
+    from rlhf_host.runtimes.placement import Kind, Place
 
 SECRET = re.compile(r"secret|passw|credential|(?:^|_|api)(?:token|key)s?$", re.IGNORECASE)
 PASSED_ON = re.compile(r"\$\{(\w+)\}")
@@ -79,21 +82,41 @@ class Ray:
 
     def describe(self, start: RuntimeStart) -> Iterable[str]:
         """Returns which roles share devices. The cluster's devices are checked when the run starts."""
-        from rlhf_host.runtimes.placement import describe, parse_placement, parts_of, plan_places, refuse_apart
+        from rlhf_host.runtimes.placement import describe
 
         passed_on(self.options.runtime_env)
-        roles = [need.name for need in start.needs.roles]
-        per_engine = None if start.engine is None else start.engine.build().traits.devices
-        places = plan_places(parse_placement(start.placement), roles, per_engine=per_engine)
-        for place in places:
-            parts_of(place, start)
-        refuse_apart(places, start.needs)
         return [
-            describe(places),
+            describe(_places(start)),
             "not checked: whether the cluster has these devices, or GPUs in their place, and settings that some devices refuse",
+        ]
+
+    def groups(self, start: RuntimeStart) -> Sequence[DeviceGroup]:
+        return [
+            DeviceGroup(
+                name=place.name,
+                roles=place.roles,
+                devices=place.devices,
+                engines=len(place.engines),
+                device="cpu" if place.kind == "cpu" else None,
+            )
+            for place in _places(start, "gpu")
         ]
 
     def start(self, start: RuntimeStart) -> Runtime:
         from rlhf_host.runtimes.ray_runtime import RayRuntime
 
         return RayRuntime(self.options, start)
+
+
+def _places(start: RuntimeStart, default_kind: Kind = "cpu") -> list[Place]:
+    """Returns the placement. Raises ``UserError`` for an impossible one."""
+    from rlhf_host.runtimes.placement import parse_placement, parts_of, plan_places, refuse_apart
+
+    roles = [need.name for need in start.needs.roles]
+    per_engine = None if start.engine is None else start.engine.build().traits.devices
+    blocks = parse_placement(start.placement)
+    places = plan_places(blocks, roles, per_engine=per_engine, default_kind=default_kind)
+    for place in places:
+        parts_of(place, start)
+    refuse_apart(places, start.needs)
+    return places

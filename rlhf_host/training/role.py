@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from rlhf_host.errors import UserError, blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.models.pieces import InPieces
-from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks
+from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks, SplitsFrozen
 from rlhf_host.records.ragged import padded
 from rlhf_host.records.tensors import Batch, Outputs
 
@@ -45,12 +45,13 @@ class Role:
         ranks: Ranks | None = None,
         trainer: str = "the backend",
         pieces: InPieces | None = None,
+        trainable: bool = True,
     ) -> Role:
         """Returns a role around a loaded model.
 
         Args:
             pieces: the model has no weights; the backend reads them.
-            backend: trains it; uses ``settings``, ``total_updates`` and ``ranks``.
+            backend: trains it, or splits it if it is not ``trainable``; uses ``settings``, ``total_updates`` and ``ranks``.
         """
         probe = None if pieces is None else pieces.probe
         device = next((model if probe is None else probe).parameters()).device
@@ -59,7 +60,9 @@ class Role:
         traits = BackendTraits() if backend is None else backend.traits
         even = traits.even_passes
         # Kernels' twins need not give what routers say.
-        balance = None if backend is None or settings is None else balance_of(model, settings.router_aux_loss_coef)
+        balance = (
+            None if backend is None or settings is None or not trainable else balance_of(model, settings.router_aux_loss_coef)
+        )
         if (slices := None if ranks is None else ranks.slices) is not None:
             slices.refuse(model.config.get_text_config())
             if balance is not None:
@@ -93,6 +96,10 @@ class Role:
             weights=None if pieces is None else pieces.weights,
             device=device,
         )
+        if not trainable:
+            with blaming(trainer, "split"):
+                passes.go_through(cast(SplitsFrozen, backend).split(start), ranks)
+            return cls(name, passes, traits=traits)
         with blaming(trainer, "start"):
             started = backend.start(start)
         if even or traits.sharded:

@@ -78,6 +78,10 @@ class Accumulation:
                 last = number == len(plan) - 1
                 if part is None:
                     blank = self.role.blank()
+                    for other in self.whole:
+                        if other.traits.even_passes:
+                            with torch.no_grad():
+                                other.blank()
                     if self.backend is not None:
                         self.backend.backward(blank, last)
                 else:

@@ -58,7 +58,8 @@ class RemoteSync:
 
     @property
     def traits(self) -> WeightSyncTraits:
-        return WeightSyncTraits(in_place=False, rounded=self.options.dtype != "auto")
+        bucket = self.options.bucket_mb * 2**20
+        return WeightSyncTraits(in_place=False, rounded=self.options.dtype != "auto", bucket_bytes=bucket)
 
     def start(self, start: WeightSyncStart) -> WeightSync:
         return self

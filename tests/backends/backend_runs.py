@@ -42,6 +42,7 @@ from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
 
 sys.path.append(str(Path(__file__).parent))
+from frozen_runs import frozen  # noqa: F401  # a function of the program
 from group import serve
 
 KINDS = {

@@ -34,6 +34,7 @@ from .backend_runs import (
     buckets,
     contract,
     cut_off,
+    frozen,
     go_on,
     infer,
     layer,
@@ -194,6 +195,25 @@ def test_a_model_that_is_read_in_pieces_trains_as_one_that_was_whole(pair, tiny_
     assert_equal(found["weights"][0], expected["weights"][0])
     for role in ("actor", "critic"):  # norms are summed in another order
         assert gap(change(found, role, 2), change(expected, role, 2)) < (2e-2 if "bf16" in kind else 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pieces", "zero"),
+    [("bfloat16", True, {}), ("auto", False, {}), ("auto", True, {"offload_param": "cpu", "offload_optimizer": "cpu"})],
+    ids=["pieces", "whole", "offload"],
+)
+def test_a_model_that_is_not_trained_is_split_and_says_the_same(pair, single, tiny_model, dtype, pieces, zero):
+    """Its distribution is asked for inside the actor's passes too, of which a rank without rows runs as many as the other."""
+    (alone,) = single(frozen, tiny_model, tiny_model, [list(range(8))], dtype, False)
+    for shards in SHARDS.values():
+        both = pair(frozen, tiny_model, tiny_model, shards, dtype, pieces, **zero)
+        for each in both:
+            whole, split = each["said"]
+            assert torch.allclose(whole, split, atol=0.02 if dtype == "bfloat16" else 1e-6)  # micro-batches are others
+            assert len(split) == 0 or split.any()
+            assert each["held"][1] / each["held"][0] == pytest.approx(0.5, abs=0.05)
+        moved = {name: both[0]["weights"][name] - value for name, value in alone["weights"].items()}
+        assert max(float(value.abs().max()) for value in moved.values()) < 1e-4
 
 
 def assert_equal(found, expected):

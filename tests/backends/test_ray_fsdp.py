@@ -24,8 +24,8 @@ def metrics(run_dir: Path) -> list[dict]:
 
 @pytest.mark.parametrize(
     "more",
-    [(), ("--algo", "ppo"), ("--actor.lora.rank", "4", "--kl.coef", "0.1")],
-    ids=["rloo", "ppo", "lora"],
+    [(), ("--algo", "ppo"), ("--actor.lora.rank", "4", "--kl.coef", "0.1"), ("--kl.coef", "0.1")],
+    ids=["rloo", "ppo", "lora", "reference"],
 )
 def test_two_ranks_train_as_one_process_does_and_resume(rlhf, small_run, tmp_path, more):
     common = [*small_run, *more, "--actor.adam-eps", "1e-4", "--checkpoint.every", "2", "--train.steps", "3"]

@@ -151,7 +151,7 @@ def check_rlhf(words):
     command, *rest = words
     if command == "train":
         check_train(rest)
-    elif command in ("eval", "rollout", "generate", "replay"):
+    elif command in ("eval", "rollout", "generate", "replay", "plan"):
         check_flags(command, rest)
     else:
         check_plain(words)

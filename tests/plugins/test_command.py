@@ -273,7 +273,7 @@ def test_help_lists_the_commands_and_version_is_the_packages(site):
 
 def test_an_unknown_command_gets_its_near_match(site):
     done = site.rlhf("plugin")
-    assert (done.returncode, done.stderr) == (2, "Error: no command 'plugin'; did you mean 'plugins'?\n")
+    assert (done.returncode, done.stderr) == (2, "Error: no command 'plugin'; did you mean 'plugins' or 'plan'?\n")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def accepted(*words: str) -> bool:
         ("train_ppo", "'ppo' is an algo: rlhf train --algo ppo --help"),
         ("list", "here it is rlhf runs for runs, rlhf plugins for what is installed"),
         ("logs", "here it is rlhf show RUN_DIR in the terminal, rlhf view RUN_DIR in the browser"),
-        ("plugin", "did you mean 'plugins'?"),
+        ("plugin", "did you mean 'plugins' or 'plan'?"),
         ("plugins list", "here it is rlhf plugins"),
         ("data head", "here it is rlhf data show PATH"),
         ("zzz", "rlhf --help lists them"),

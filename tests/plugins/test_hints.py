@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_host.config.load import load_config
 from rlhf_host.errors import UserError
-from rlhf_host.plugins.discovery import discover, hints
+from rlhf_host.plugins.discovery import discover, unchosen
 from rlhf_host.plugins.hints import of_choice, of_flag, of_nobody, of_option, of_place, of_section
 
 TELLS = """
@@ -43,7 +43,7 @@ def test_a_package_answers(here, ask, hint):
 
 def test_where_nothing_explains_names_it_is_told_what_does(monkeypatch):
     assert of_nobody() == ""
-    monkeypatch.setattr("rlhf_host.plugins.hints.hints", list)
+    monkeypatch.setattr("rlhf_host.plugins.hints.unchosen", lambda kind: [])
     line = "; flags of other projects are explained after pip install --find-links dist rlhf-translate"
     assert of_nobody() == line
     for flags, said in (
@@ -107,9 +107,9 @@ def test_it_is_imported_for_unknown_names_alone(site):
 
 def test_it_can_be_left_out(here, monkeypatch):
     install(here, "cmd-tells", TELLS)
-    assert "cmd-tells" in [info.distribution for info in hints()]
+    assert "cmd-tells" in [info.distribution for info in unchosen("hint")]
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "cmd-tells")
-    assert "cmd-tells" not in [info.distribution for info in hints()]
+    assert "cmd-tells" not in [info.distribution for info in unchosen("hint")]
     assert of_choice("zz") == ""
 
 

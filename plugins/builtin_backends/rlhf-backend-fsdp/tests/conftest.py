@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 import torch
 from rlhf_authoring import write_tiny_model
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 torch.set_num_threads(1)
 
@@ -79,6 +85,19 @@ def group(tmp_path_factory):
 def model(tmp_path_factory):
     """Another width than the ranks divide: pieces are of different sizes."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=36, heads=6, layers=2)
+
+
+@pytest.fixture(scope="session")
+def scalar(tmp_path_factory, model):
+    """The same with a scalar head in its files too."""
+    loaded: Any = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    loaded.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))
+    path = tmp_path_factory.mktemp("model") / "scalar"
+    loaded.save_pretrained(path)
+    causal: Any = AutoModelForCausalLM.from_pretrained(model)
+    weights = {**causal.state_dict(), "score.weight": loaded.score.weight.detach()}
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, path / "model.safetensors", {"format": "pt"})
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from rlhf_host import LossTerm, Needs, Output, RoleNeed, RunError, UserError, functional, hookimpl
 from rlhf_host.internals import Denominators, InPieces, Ranks, Role, Worker, load_in_pieces
 from rlhf_host.models import load_model
-from rlhf_host.settings import TrainConfig
+from rlhf_host.settings import RoleConfig, TrainConfig
 
 ROWS = {
     1: [[0, 1, 2, 3, 4, 5, 6, 7]],
@@ -183,6 +183,26 @@ def infer(ranks: Ranks, models: dict[str, Path], **named: Any) -> dict[str, Any]
         found.append((trained.worker.outputs("actor", "logprobs", rows), trained.worker.outputs("critic", "values", rows)))
         trained.update()
     return {"rows": trained.rows, "found": found}
+
+
+def frozen(
+    ranks: Ranks, path: Path, rows: list[list[int]], head: Any, dtype: Any, pieces: bool, **options: Any
+) -> dict[str, Any]:
+    """What a model that is not trained says of this rank's rows, whole and split; and the bytes held of its weights."""
+    settings, algorithm = RoleConfig(model=str(path), device="cpu", dtype=dtype), Algorithm()
+    found = load_in_pieces(settings, head=head, trainable=False) if pieces else None
+    models: Any = [load_model(settings, head=head), load_model(settings, head=head) if found is None else found.model]
+    split: Any = {"backend": FSDP(FSDP.Options(**options)), "settings": settings, "ranks": ranks, "pieces": found}
+    roles = {
+        "whole": Role.of("whole", models[0], TRAIN),
+        "split": Role.of("split", models[1], TRAIN, trainable=False, **split),
+    }
+    assert roles["split"].backend is None
+    worker = Worker(roles, manager_of(algo=algorithm), TRAIN, algorithm.needs(), ranks)
+    mine = batch(0).select(rows[ranks.rank])
+    said = [worker.outputs(name, "values" if head == "scalar" else "logprobs", mine) for name in roles]
+    held = [sum(getattr(each, "_local_tensor", each).nbytes for each in model.parameters()) for model in models]
+    return {"said": said, "held": held}
 
 
 def twin(ranks: Ranks, models: dict[str, Path], *, stale: bool) -> dict[str, Any] | str:

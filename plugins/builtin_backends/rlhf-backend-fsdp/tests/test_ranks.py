@@ -108,6 +108,25 @@ def test_experts_are_read_in_pieces(group, experts):
     assert all(torch.equal(found["weights"][name], value) for name, value in expected["weights"].items())
 
 
+@pytest.mark.parametrize(
+    ("head", "dtype", "pieces", "named"),
+    [
+        ("lm", "bfloat16", True, {}),
+        ("lm", "auto", False, {}),
+        ("scalar", "bfloat16", False, {"offload": "cpu", "precision": "bf16"}),
+    ],
+    ids=["pieces", "whole", "head"],
+)
+@pytest.mark.parametrize("rows", [[[0, 1, 2, 3, 4, 6], [5, 7]], [[*range(8)], []]], ids=["uneven", "empty"])
+def test_a_model_that_is_not_trained_is_split_and_says_the_same(group, scalar, rows, head, dtype, pieces, named):
+    for each in group(2)("frozen", scalar, rows, head, dtype, pieces, **named):
+        whole, split = each["said"]
+        rounded = 0.1 if head == "scalar" else 0.02 if dtype == "bfloat16" else 1e-6  # micro-batches are others
+        assert torch.allclose(whole, split, atol=rounded)
+        assert len(split) == 0 or split.any()
+        assert each["held"][1] / each["held"][0] == pytest.approx(0.5, abs=0.05)
+
+
 def test_kernels_that_share_the_models_weights_are_split(group, model):
     expected = group(1)("steps", both(model), 3)[0]
     found = group(2)("twin", both(model), stale=False)[0]

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlhf_backend_fsdp import FSDP, QUANTIZED, checkpoints
-from rlhf_backend_fsdp.splitting import fill, mesh_of, precision_on, split, whole
+from rlhf_backend_fsdp.splitting import fill, gather_no_more, mesh_of, precision_on, split, whole
 from rlhf_host import UserError
 from rlhf_host.backends import (
     Parking,
@@ -203,9 +202,7 @@ class FSDPBackend(Parks):
 
     def _split(self) -> None:
         """Gives up what is left whole of the last pass."""
-        for module in self._passes.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        gather_no_more(self._passes)
 
     def _held(self) -> list[Tensor]:
         """Returns weights and optimizer state, or the latter alone (``offload_while_sampling``)."""

@@ -90,6 +90,13 @@ def split(model: Any, compute: nn.Module, mesh: DeviceMesh, precision: str, *, o
     return root
 
 
+def gather_no_more(root: nn.Module) -> None:
+    """Gives up what is left whole of the last pass."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 @torch.no_grad()
 def fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.device) -> None:
     """Gives a split model whose parameters are on ``meta`` this process's pieces of them.

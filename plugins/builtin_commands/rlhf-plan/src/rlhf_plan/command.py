@@ -1,0 +1,200 @@
+"""``rlhf plan``, and the same for ``rlhf train --dry-run``."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from rlhf_host import UserError
+from rlhf_host.commands import near_matches, phase
+from rlhf_host.protocols import DeviceKind
+from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, merge_needs, resolve
+
+if TYPE_CHECKING:
+    from rlhf_host.internals import PluginManager
+    from rlhf_plan.phases import Phase
+
+HELP_GROUP = "Train"
+
+PARTS = {
+    "weights": "of trained and frozen roles",
+    "gradients": "with the buffers in which they are reduced",
+    "optimizer": "moments, and weights in float32 where those of passes are not",
+    "gathered": "weights that are whole during a pass, and autocast's copies",
+    "activations": "what a pass keeps for its backward pass",
+    "logits": "a chunk of them, and the gradient of the head",
+    "engine": "weights of an engine",
+    "cache": "keys and values of answers",
+    "sync": "buckets of weights on their way to engines",
+}
+KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "cpu": "cpu"}
+CONTROL = ("memory-gb", "device", "json", *(f"{part}-gb" for part in PARTS))
+
+START = {
+    "algo": "NAME: the algorithm, which says what roles there are",
+    "actor.model": "the model to train: a directory with a config.json, or a hub name",
+    "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
+    "memory-gb": "memory of a device, in 10⁹ bytes: a run that needs more than 90 % is refused (default: that of a GPU here)",
+    "device": "cuda or cpu: kind of the devices (default cuda)",
+    "json": "print a JSON object, with bytes, instead of a table",
+    **{f"{part}-gb": f"{text}: this number in place of the computed one" for part, text in PARTS.items()},
+}
+
+SECTIONS = {"rollout": "Rollouts", "train": "Training", "roles": "Models", "data": "Data"}
+
+NOTE = "Computed from config.json and settings; nothing of it was measured on a GPU."
+
+ABOUT = """Say how much memory a run needs on each device in each phase. Flags and files are those of rlhf train; nothing is
+loaded, and of models only config.json is read."""
+
+
+@click.command(cls=SettingsCommand, control=CONTROL, usage="plan [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+def plan(line: CommandLine) -> None:
+    """Say how much memory a run needs on each device in each phase, before it starts."""
+    device = KINDS.get(word := line.value("device") or "cuda")
+    if device is None:
+        raise UserError(f"--device {word}: it is cuda or cpu{near_matches(word, KINDS)}")
+    size = _bytes(line, "memory-gb")
+    overrides = {part: amount for part in PARTS if (amount := _bytes(line, f"{part}-gb")) is not None}
+    began = time.perf_counter()
+    loaded = line.read(quickstart=False)
+    run = resolve(loaded.config, loaded.origins)
+    phase("Loading libraries")
+    with closing(run.plugins()) as manager:
+        size = _memory_here(device) if size is None else size
+        made = Plan.of(run.config, manager, device=device, device_bytes=size, overrides=overrides)
+    click.echo(made.json() if "json" in line.own else "\n".join(made.lines()))
+    click.echo(f"Planned in {time.perf_counter() - began:.1f} s.", err=True)
+    if made.problem is not None:
+        raise UserError(made.problem)
+
+
+def forecast(config: RunConfig, manager: PluginManager) -> list[str]:
+    """Returns the plan of a run on the devices of this machine, or why there is none.
+
+    Raises ``UserError`` for a run that does not fit.
+    """
+    from rlhf_host.internals import QUICKSTART
+
+    if any(role.model == QUICKSTART for role in config.roles.values()):  # looking for that one would build it
+        return []
+    size = _memory_here("cuda")
+    try:
+        made = Plan.of(config, manager, device="cpu" if size is None else "cuda", device_bytes=size, overrides={})
+    except UserError as error:
+        return [f"no plan of memory: {error}"]
+    if made.problem is not None:
+        raise UserError("\n".join([made.problem, *made.lines()]))
+    return made.lines()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Phases on each group of devices, and what does not fit."""
+
+    phases: Sequence[Phase]
+    notes: Sequence[str]
+    problem: str | None
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        manager: PluginManager,
+        *,
+        device: DeviceKind,
+        device_bytes: float | None,
+        overrides: Mapping[str, float],
+    ) -> Plan:
+        """Plans a run. Nothing is loaded.
+
+        Args:
+            device: kind of the devices.
+            device_bytes: memory of each; None: unknown.
+            overrides: part → bytes in place of what is computed.
+
+        Raises:
+            UserError: a model without a ``config.json``, or one that cannot be made without its weights; plugins that do not
+                tell what they need.
+        """
+        from rlhf_host.internals import RunTraits, runtime_plugin, runtime_start, weight_sync_plugin
+        from rlhf_plan.fitting import problem
+        from rlhf_plan.phases import Planner, Sampling
+
+        needs = merge_needs(manager)
+        start, rollout, prompt = (
+            runtime_start(config, manager, needs, None, 1, {}),
+            config.rollout,
+            config.data.max_prompt_tokens,
+        )
+        row = rollout.max_tokens or (None if prompt is None else prompt + rollout.max_new_tokens)
+        more = "Prompts are not in the cache: set --data.max-prompt-tokens or --rollout.max-tokens."
+        sampling = Sampling(
+            answers=config.train.batch_size * rollout.n * (config.async_depth + 1),
+            longest=row or rollout.max_new_tokens,
+            row=row if needs.samples else config.data.max_tokens,
+            bucket_bytes=weight_sync_plugin(config).traits.bucket_bytes if needs.samples else 0,
+            remote=RunTraits.of(config).runtime.remote,
+        )
+        planner = Planner(sampling=sampling, device=device, device_bytes=device_bytes, overrides=overrides)
+        runtime = runtime_plugin(config)
+        phases = planner.plan(start, runtime)
+        notes = [NOTE, more] if needs.samples and row is None else [NOTE]
+        return cls(phases, notes, problem(phases, planner, start, runtime))
+
+    def lines(self) -> list[str]:
+        """Returns the table, with the columns that something is in, and the notes."""
+        parts = [part for part in PARTS if any(phase.parts.get(part) for phase in self.phases)]
+        rows = [["GB on each device", *parts, "sum"], *(_row(phase, parts) for phase in self.phases)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
+        return [*table, *self.notes]
+
+    def json(self) -> str:
+        """Returns a JSON object, with bytes."""
+        phases = [
+            {
+                "group": each.group.name,
+                "devices": each.group.devices,
+                "phase": each.name,
+                "bytes": dict(each.parts),
+                "sum": each.total,
+            }
+            for each in self.phases
+        ]
+        return json.dumps({"phases": phases, "notes": list(self.notes)}, indent=2)
+
+
+def _row(phase: Phase, parts: Sequence[str]) -> list[str]:
+    amounts = [*(phase.parts.get(part, 0.0) for part in parts), phase.total]
+    return [f"{phase.group.name}={phase.group.devices}, {phase.name}", *(f"{amount / 1e9:.1f}" for amount in amounts)]
+
+
+def _bytes(line: CommandLine, name: str) -> float | None:
+    """Returns the value of the flag ``name`` in bytes; None if it was not given. Raises ``UserError`` for anything but a number."""
+    if name not in line.own:
+        return None
+    text = line.value(name) or ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise UserError(f"--{name} {text}: give a number of gigabytes, such as --{name} 80".replace(" :", ":"))
+    return value * 1e9
+
+
+def _memory_here(device: DeviceKind) -> float | None:
+    """Returns the bytes of the first GPU of this machine; None: there is none, or CPUs are meant."""
+    import torch
+
+    from rlhf_host.internals import room
+
+    return room(torch.device("cuda", 0)) if device == "cuda" and torch.cuda.is_available() else None

@@ -1,0 +1,333 @@
+"""The bytes on each device in each phase of a run, from its settings and models' ``config.json`` alone."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_host import RoleNeed, UserError
+from rlhf_host.internals import adapter_views, chunk_bytes, context_length, find_model, outline, weights_of
+from rlhf_host.protocols import (
+    CountsServing,
+    CountsTraining,
+    DeviceGroup,
+    DeviceKind,
+    Grouping,
+    RuntimeStart,
+    ServedModel,
+    ServingMemory,
+    TrainedModel,
+    TrainingMemory,
+)
+from rlhf_host.settings import RoleConfig
+from rlhf_plan.footprint import Footprint, block_list, footprint, rows_of
+
+PARTS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "activations",
+    "logits",
+    "engine",
+    "cache",
+    "sync",
+)
+"""What a device holds: of the roles, then of engines; at last buckets of weights on their way."""
+START, LOAD, TRAIN, SYNC, SAMPLE = "engines start", "models are loaded", "training", "weights are sent", "sampling"
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Bytes on each device of a group, in one phase."""
+
+    group: DeviceGroup
+    name: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What a run asks of its engines, and how weights reach them."""
+
+    answers: int
+    """Answers that are sampled at once, by all engines."""
+    longest: int
+    """Tokens of the longest, with its prompt where a setting limits that."""
+    row: int | None
+    """Tokens of the longest row that is trained on; None: no setting limits it."""
+    bucket_bytes: int
+    """Weights that are on their way to engines at once, at each end."""
+    remote: bool
+    """Roles and engines are in processes of their own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Planner:
+    """Makes plans for settings that differ little: what was measured of a model is kept."""
+
+    sampling: Sampling
+    device: DeviceKind
+    device_bytes: float | None = None
+    overrides: Mapping[str, float] = field(default_factory=dict)
+    """Part → its bytes, wherever there are any, in place of what is computed."""
+    _measured: dict[Any, Any] = field(default_factory=dict)
+    _outlines: dict[Any, Any] = field(default_factory=dict)
+
+    def plan(self, start: RuntimeStart, runtime: Any) -> list[Phase]:
+        """Returns the phases on each group of devices.
+
+        Raises:
+            UserError: a model that is no directory with a ``config.json``, or cannot be made without its weights; a plugin that
+                does not tell what it needs.
+        """
+        if not isinstance(runtime, Grouping):
+            raise UserError("the runtime does not tell which roles share devices (groups): no memory can be planned")
+        return [phase for group in runtime.groups(start) for phase in self._phases(start, group)]
+
+    def _phases(self, start: RuntimeStart, group: DeviceGroup) -> Iterator[Phase]:
+        device = group.device or self.device
+        views = adapter_views([(need, start.roles[need.name]) for need in start.needs.roles])
+        needs = [need for need in start.needs.roles if need.name in group.roles and need.name not in views]
+        roles = [self._role(start, need, group, device) for need in needs]
+        samples, (in_place, sleeps) = bool(group.engines), self._ways(start)
+        engine = self._engine(start, group, device)  # after the roles, whose passes are measured then
+        turns = sleeps and bool(roles) and device != "cpu"
+        serving = {"engine": engine.weights, "cache": engine.cache} if samples else {}
+        beside = {} if turns or in_place else serving  # in place there is no cache before answers
+        held = _sum(*(role.held for role in roles))
+        sync = {} if in_place else {"sync": 2.0 * self.sampling.bucket_bytes}
+        if samples and not in_place:
+            yield self._phase(group, START, serving)
+        if roles:
+            yield self._phase(group, LOAD, beside, {"weights": sum(role.loaded for role in roles)})
+        if trained := [role for role in roles if role.trained]:
+            busy = max((role.training for role in trained), key=lambda parts: sum(parts.values()))
+            yield self._phase(group, TRAIN, beside, held, busy)
+        if start.engine is not None and sync and (samples or "actor" in group.roles):
+            woken = {"engine": engine.weights} if turns else beside
+            yield self._phase(group, SYNC, held, woken if samples else {}, sync)
+        if samples:
+            stays = _sum(*(role.stays for role in roles)) if turns else held
+            copies = next((role.copies for role in roles if role.name == "actor"), 0.0)
+            yield self._phase(group, SAMPLE, serving, stays, {"gathered": copies} if in_place and engine.autocast else {})
+
+    def _phase(self, group: DeviceGroup, name: str, *parts: Mapping[str, float]) -> Phase:
+        found = _sum(*parts)
+        return Phase(group, name, {part: self.overrides.get(part, found[part]) for part in PARTS if found.get(part)})
+
+    def _role(self, start: RuntimeStart, need: RoleNeed, group: DeviceGroup, device: DeviceKind) -> _Role:
+        model, settings = self._model(start, need), start.roles[need.name]
+        backend: Any = start.backend.build()
+        traits = backend.traits
+        splits = need.trainable or (traits.splits_frozen and group.devices > 1 and not settings.quantize)
+        if not splits:
+            parts = {"weights": model.bytes}
+            return _Role(need.name, model.bytes, parts, parts)
+        if not isinstance(backend, CountsTraining):
+            raise UserError(
+                f"backend {start.backend.name} does not tell what memory it needs (memory): no memory can be planned"
+            )
+        counted = model.counted(group.devices, device)
+        needed, loaded = backend.memory(counted), counted.bytes
+        if traits.in_pieces and not settings.quantize:
+            # Kernels are tried on a model of few layers; it is gone when the weights come, block by block.
+            width = counted.bytes / counted.numbers
+            loaded = width * counted.block + max(width * counted.outside, needed.weights)
+        if not need.trainable:
+            parts = {"weights": needed.weights}
+            return _Role(need.name, loaded, parts, parts)
+        narrow = needed.width == 2
+        autocast = not narrow and (start.train.autocast == "bfloat16" or (start.train.autocast == "auto" and device == "cuda"))
+        budget = start.train.max_tokens_per_microbatch
+        longest = min(self.sampling.row or budget, model.context)
+        passed = self._footprint(start, need, needed.width, autocast)
+        kept = passed.kept(*rows_of(budget, longest), recomputed=settings.gradient_checkpointing)
+        logits = 0.0
+        if need.head == "lm":
+            logits = chunk_bytes(
+                tokens=budget,
+                vocabulary=model.vocabulary,
+                hidden=model.hidden,
+                narrow=narrow or autocast,
+                cast=autocast,
+                trained=model.head_trained,
+                device=device,
+            )
+        return _Role.of(need.name, loaded, needed, kept, passed.copies, logits)
+
+    def _engine(self, start: RuntimeStart, group: DeviceGroup, device: DeviceKind) -> ServingMemory:
+        """Returns the memory of the engine, if it is on these devices or gets weights from them; else nothing."""
+        if start.engine is None or not group.engines:
+            return ServingMemory(weights=0, cache=0)
+        plugin = start.engine.build()
+        if not isinstance(plugin, CountsServing):
+            raise UserError(f"engine {start.engine.name} does not tell what memory it needs (memory): no memory can be planned")
+        need = next(need for need in start.needs.roles if need.name == "actor")
+        model = self._model(start, need)
+        return plugin.memory(
+            ServedModel(
+                numbers=model.trained + model.frozen,
+                width=2,
+                cached=self._footprint(start, need).cached,
+                rows=math.ceil(self.sampling.answers / group.engines),
+                tokens=min(self.sampling.longest, model.context),
+                in_place=self._ways(start)[0],
+                device=device,
+                device_bytes=self.device_bytes,
+            )
+        )
+
+    def _ways(self, start: RuntimeStart) -> tuple[bool, bool]:
+        """Returns True if the engine samples from the trainer's own module, and True if it sleeps while the trainer works."""
+        if start.engine is None:
+            return False, False
+        traits = start.engine.build().traits
+        return traits.takes == "module" and not self.sampling.remote, traits.sleeps and self.sampling.remote
+
+    def _outline(self, need: RoleNeed, role: RoleConfig) -> Any:
+        if (outlined := self._outlines.pop((need.name, role.model_dump_json()), None)) is not None:
+            return outlined
+        if find_model(role.model, weights=False).gguf:
+            raise UserError(
+                f"{role.model} is a GGUF file, and a plan of memory is made from a config.json: give the directory of the model"
+                " that it was made from"
+            )
+        model = outline(role, head=need.head, trainable=need.trainable, weights=False)
+        if model is None:
+            raise UserError(f"the model {role.model!r} cannot be made without its weights, so no memory can be planned for it")
+        return model
+
+    def _model(self, start: RuntimeStart, need: RoleNeed) -> _Model:
+        role = start.roles[need.name]
+        key = need.name, _plain(role).model_dump_json()
+        if key not in self._measured:
+            outlined = self._outline(need, _plain(role))
+            self._measured[key] = _Model.of(role, outlined)
+            self._outlines[key] = outlined
+        found: _Model = self._measured[key]
+        return found
+
+    def _footprint(
+        self, start: RuntimeStart, need: RoleNeed, width: int | None = None, autocast: bool | None = None
+    ) -> Footprint:
+        """``autocast``: None: any that was measured will do."""
+        plain = _plain(start.roles[need.name])
+        measured: dict[Any, Footprint] = self._measured.setdefault(("footprints", need.name, plain.model_dump_json()), {})
+        key = next(iter(measured), (width, False)) if autocast is None else (width, autocast)
+        if key not in measured:
+            measured[key] = footprint(self._outline(need, plain), width=key[0], autocast=key[1])
+        return measured[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """Bytes of a role on each device."""
+
+    name: str
+    loaded: float
+    held: Mapping[str, float]
+    """Between steps."""
+    stays: Mapping[str, float]
+    """While engines sample, where these take turns with the trainer."""
+    training: Mapping[str, float] = field(default_factory=dict)
+    """In a step, beside ``held``."""
+    copies: float = 0.0
+
+    @classmethod
+    def of(cls, name: str, loaded: float, needed: TrainingMemory, kept: float, copies: float, logits: float) -> _Role:
+        held = {"weights": needed.weights, "gradients": needed.between, "optimizer": needed.optimizer}
+        gathered = max(needed.gathered + copies, needed.ending - kept - logits)
+        training = {
+            "gradients": needed.gradients - needed.between,
+            "gathered": gathered,
+            "activations": kept,
+            "logits": logits,
+        }
+        stays = held if needed.stays is None else {"weights": needed.stays}
+        return cls(name, loaded, held, stays, training, copies)
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.training)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Counts of a role's model."""
+
+    trained: int
+    frozen: int
+    frozen_bytes: float
+    blocks: Sequence[tuple[int, int]]
+    """Numbers of each block, and those that are trained."""
+    vocabulary: int
+    hidden: int
+    context: int
+    head_trained: bool
+
+    @classmethod
+    def of(cls, role: Any, model: Any) -> _Model:
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        frozen = [(weight.numel(), width) for weight, width in weights_of(role, model) if not weight.requires_grad]
+        blocks = [
+            (
+                sum(each.numel() for each in block.parameters()),
+                sum(each.numel() for each in block.parameters() if each.requires_grad),
+            )
+            for block in block_list(model) or ()
+        ]
+        config, head = model.config.get_text_config(), model.get_output_embeddings()
+        return cls(
+            trained,
+            sum(count for count, _ in frozen),
+            sum(count * width for count, width in frozen),
+            blocks,
+            config.vocab_size,
+            config.hidden_size,
+            context_length(model),
+            head is not None and head.weight.requires_grad,
+        )
+
+    @property
+    def bytes(self) -> float:
+        return 4 * self.trained + self.frozen_bytes
+
+    def counted(self, processes: int, device: DeviceKind) -> TrainedModel:
+        """Returns what a backend is told."""
+        whole = self.trained + self.frozen
+        block, trained_block = max(self.blocks, default=(whole, self.trained))
+        outside = whole - sum(count for count, _ in self.blocks) if self.blocks else 0
+        trained_outside = self.trained - sum(count for _, count in self.blocks) if self.blocks else 0
+        return TrainedModel(
+            trained=self.trained,
+            frozen=self.frozen,
+            frozen_bytes=self.frozen_bytes,
+            block=block,
+            outside=outside,
+            trained_block=trained_block,
+            trained_outside=trained_outside,
+            processes=processes,
+            device=device,
+        )
+
+
+def _plain(role: RoleConfig) -> RoleConfig:
+    """Returns the role without recomputed blocks, which change no count."""
+    return role.model_copy(update={"gradient_checkpointing": False})
+
+
+def _sum(*parts: Mapping[str, float]) -> dict[str, float]:
+    total = defaultdict[str, float](float)
+    for each in parts:
+        for name, amount in each.items():
+            total[name] += amount
+    return total

@@ -1,0 +1,102 @@
+"""Plans of real shapes, pinned; refusals; bad input. Of models there is a ``config.json`` and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+FSDP = ("--runtime", "ray", "--backend", "fsdp", "--actor.gradient-checkpointing", "true")
+ENGINE = ("--engine", "vllm", "--engine.sleep", "true")
+
+PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "sum")
+TRAINING = {
+    ("7B", 8): (3.8, 3.8, 7.6, 4.5, 7.3, 5.7, 32.8),
+    ("32B", 16): (8.2, 8.2, 16.4, 8.0, 16.6, 7.1, 64.5),
+    ("70B", 48): (5.9, 5.9, 11.8, 12.8, 28.8, 8.7, 73.8),
+    ("70B", 64): (4.4, 4.4, 8.8, 12.8, 28.8, 8.7, 67.9),
+}
+"""GB on each device, with 16,384 tokens in a micro-batch."""
+LOADING = {"7B": 5.3, "32B": 10.1, "70B": 11.8}
+"""The same while models are read in pieces."""
+
+
+def phases(result: Result) -> dict[str, dict[str, float]]:
+    """Phase → part → GB, rounded to a tenth."""
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["phases"]
+    return {
+        each["phase"]: {part: round(size / 1e9, 1) for part, size in (each["bytes"] | {"sum": each["sum"]}).items()}
+        for each in found
+    }
+
+
+def refused(result: Result) -> str:
+    assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
+    return result.stderr
+
+
+def config_of(path: str) -> Path:
+    return Path(path, "config.json")
+
+
+@pytest.mark.parametrize(("name", "devices"), TRAINING)
+def test_shapes_of_known_models(plan, directory, name, devices):
+    parts = {"7B": "1", "32B": "4", "70B": "8"}[name]
+    placed = ("--placement", f"actor+rollout={devices}", "--engine.tensor-parallel-size", parts)
+    found = phases(plan("--actor.model", directory(name), *FSDP, *ENGINE, *placed, "--json"))
+    assert list(found) == ["engines start", "models are loaded", "training", "weights are sent", "sampling"]
+    assert found["training"] == dict(zip(PARTS, TRAINING[name, devices], strict=True))
+    assert found["models are loaded"]["sum"] == LOADING[name]
+
+
+def test_a_run_that_does_not_fit_is_refused_with_settings_that_would(plan, directory):
+    model = directory("7B")
+    placed = ("--runtime", "ray", "--placement", "actor+rollout=8", "--backend", "fsdp", *ENGINE, "--memory-gb", "80")
+    said = refused(plan("--actor.model", model, *placed))
+    assert "in the phase 'training' the run needs" in said
+    assert "which is more than 90 % of its 80.0 GB: it would fit with --actor.gradient-checkpointing true\n" in said
+    assert plan("--actor.model", model, *placed, "--actor.gradient-checkpointing", "true").exit_code == 0
+
+
+def test_on_one_device_the_cache_is_there_while_answers_are(plan, directory):
+    flags = ("--memory-gb", "80", "--engine.autocast", "bfloat16")
+    said = refused(plan("--actor.model", directory("7B"), *flags))
+    assert "cache" not in said
+    advice = "--actor.gradient-checkpointing true --actor.lora.rank 16 --actor.dtype bfloat16"
+    assert said.endswith(f"it would fit with {advice}\n")
+    assert plan("--actor.model", directory("7B"), *flags, *advice.split()).exit_code == 0
+
+
+def test_numbers_can_be_given(plan, directory):
+    model = directory("7B")
+    placed = ("--placement", "actor+rollout=8", *FSDP, *ENGINE, "--json")
+    found = phases(plan("--actor.model", model, *placed, "--activations-gb", "1", "--engine-gb", "2.5"))
+    assert (found["training"]["activations"], found["sampling"]["engine"]) == (1.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--memory-gb", "much"], "--memory-gb much: give a number of gigabytes"),
+        (["--weights-gb", "-1"], "--weights-gb -1: give a number of gigabytes"),
+        (["--activation-gb", "1"], "did you mean '--activations-gb'"),
+        (["--device", "tpu"], "--device tpu: it is cuda or cpu"),
+    ],
+)
+def test_bad_flags(plan, directory, flags, said):
+    assert said in refused(plan("--actor.model", directory("7B"), *flags))
+
+
+def test_models_that_cannot_be_planned(plan, directory, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in refused(plan("--actor.model", str(tmp_path / "empty")))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert "is a GGUF file, and a plan of memory is made from a config.json" in refused(
+        plan("--actor.model", str(tmp_path / "model.gguf"))
+    )
+    config = config_of(directory("7B"))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "wide"}))
+    assert "Error: " in refused(plan("--actor.model", str(config.parent)))
