@@ -105,6 +105,18 @@ PARTS = [
         everywhere=True,
     ),
     Part(
+        "flex-gain",
+        "how many times faster a group of 16 × (4096 + 512) tokens is under FlexAttention than where attention gathers rows",
+        prefix.flex_gain,
+        at_least=1.5,
+    ),
+    Part(
+        "flex-gradient",
+        "relative distance of its gradient from the one that gathers, float32",
+        prefix.flex_gradient,
+        at_most=1e-3,
+    ),
+    Part(
         "budget",
         "memory per token of the budget of lines with up to 64 completions, over that of padded rows",
         prefix.budget,

@@ -73,6 +73,7 @@ SLOW = {
         "backends_hold_as_much",
         "bytes of backends, counted beside the plan of memory",
     ),
+    "tests/models/test_flex.py": ("a_model_shares_prompts", "FlexAttention, compiled"),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
     "tests/backends/test_ray_fsdp.py": ("", "FSDP2 on Ray"),

@@ -1,30 +1,38 @@
-"""transformers' sdpa attention, extended to shared-prefix lines of rows, to slices of them in several processes, and to single
-queries without copies.
+"""transformers' sdpa and FlexAttention, extended to shared-prefix lines of rows, and to slices of them in several processes; and
+sdpa to single queries without copies.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
+from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from rlhf_host.models.layouts import count_up
 from rlhf_host.models.slices import Slices
 from rlhf_host.protocols import SharedRows
 
+SHARING = ("sdpa", "flex_attention")
+"""Implementations of attention that take ``shared_rows``."""
+
 
 def enable_shared_rows() -> None:
-    """Makes transformers' sdpa attention accept ``shared_rows``. Without that argument it computes the same as before.
+    """Makes two of transformers' attentions accept ``shared_rows``. Without that argument they compute the same as before.
 
-    It keeps the name ``sdpa``. A layer that gradient checkpointing runs again finds its attention by name, and some models
-    become dense, or take another path, under a name that they do not know.
+    They keep their names. A layer that gradient checkpointing runs again finds its attention by name, and some models become
+    dense, or take another path, under a name that they do not know.
     """
     AttentionInterface.register("sdpa", attend)
+    AttentionInterface.register("flex_attention", attend_blocks)
 
 
 def attend(
@@ -47,12 +55,7 @@ def attend(
         ValueError: the model uses its own mask for a shared-prefix line, whose rows that mask cannot describe.
     """
     if slices is not None:
-        query, key, value = slices.to_heads(query, key, value)
-        groups = SimpleNamespace(
-            num_key_value_groups=query.shape[1] // key.shape[1], is_causal=getattr(module, "is_causal", True)
-        )
-        out, _ = attend(groups, query, key, value, attention_mask, shared_rows, **kwargs)  # type: ignore[arg-type]
-        return slices.to_tokens(out), None
+        return _in_slices(attend, module, query, key, value, attention_mask, shared_rows, slices, **kwargs)
     if kwargs.get("softcap") is not None:
         warnings.warn(f"sdpa leaves out the softcap of {type(module).__name__}: set attn_implementation to eager", stacklevel=2)
     if shared_rows is not None:
@@ -62,6 +65,77 @@ def attend(
     if query.shape[2] == 1 and query.shape[1] > key.shape[1] and plain:
         return _attend_once(query, key, value, attention_mask, kwargs.get("scaling")), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+def attend_blocks(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    shared_rows: SharedRows | None = None,
+    slices: Slices | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Computes the same as ``attend`` by FlexAttention (https://pytorch.org/blog/flexattention/), which is told what each token of
+    a shared-prefix line sees, so nothing is gathered for its row.
+    """
+    if slices is not None:
+        return _in_slices(attend_blocks, module, query, key, value, attention_mask, shared_rows, slices, **kwargs)
+    if shared_rows is not None:
+        _refuse_mask(module, attention_mask)
+        attention_mask = line_mask(shared_rows, kwargs.get("sliding_window"), query.device)
+    return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
+
+
+def line_mask(rows: SharedRows, window: int | None, device: torch.device) -> BlockMask:
+    """Returns what each token of a line sees: of its prompt and its own completion, the tokens up to itself, or of them the last
+    ``window``. Made by the first layer that needs it.
+    """
+    key = window or 0
+    if key not in rows.blocks:
+        prompts, owners = torch.tensor(rows.prompts), torch.tensor(rows.owners)
+        sizes = torch.cat([prompts, torch.tensor(rows.lengths)])
+        starts = torch.cat([torch.zeros_like(prompts), prompts[owners]])
+        place = (torch.repeat_interleave(starts, sizes) + count_up(sizes)).to(device)
+        owner = torch.repeat_interleave(torch.cat([torch.arange(len(prompts)), owners]), sizes).to(device)
+        branches = torch.cat([torch.full_like(prompts, -1), torch.arange(len(owners))])
+        branch = torch.repeat_interleave(branches, sizes).to(device)
+
+        def sees(_: Tensor, __: Tensor, one: Tensor, other: Tensor) -> Tensor:
+            same = (owner[one] == owner[other]) & ((branch[other] < 0) | (branch[other] == branch[one]))
+            distance = place[one] - place[other]
+            return same & (distance >= 0) & (distance < window if window else True)
+
+        count = len(owner)
+        rows.blocks[key] = create_block_mask(sees, None, None, count, count, device=str(device), _compile=device.type == "cuda")
+    return rows.blocks[key]
+
+
+def _in_slices(
+    attend: Callable[..., tuple[Tensor, None]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    rows: SharedRows | None,
+    slices: Slices,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Computes some heads of all processes' tokens, and returns this one's tokens."""
+    query, key, value = slices.to_heads(query, key, value)
+    groups = SimpleNamespace(
+        num_key_value_groups=query.shape[1] // key.shape[1],
+        is_causal=getattr(module, "is_causal", True),
+        training=module.training,
+    )
+    return slices.to_tokens(attend(groups, query, key, value, mask, rows, **kwargs)[0]), None
+
+
+def _refuse_mask(module: nn.Module, mask: Any) -> None:
+    if mask is not None and not (isinstance(mask, Tensor) and mask.numel() == 1):
+        raise ValueError(f"{type(module).__name__} makes an attention mask of its own")
 
 
 def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -77,8 +151,7 @@ def _attend_once(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
 def _attend_rows(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: SharedRows, **kwargs: Any
 ) -> Tensor:
-    if mask is not None and mask.numel() != 1:
-        raise ValueError(f"{type(module).__name__} makes an attention mask of its own")
+    _refuse_mask(module, mask)
 
     def gather(line: Tensor) -> Tensor:
         tokens = line[0].transpose(0, 1)

@@ -52,6 +52,8 @@ def fit(
         UserError: settings that this model cannot have, or an adapter that does not fit it.
     """
     adapts = trainable and _adapts(role)
+    if trainable and role.attn_implementation == "flex_attention" and device.type == "cpu":
+        raise UserError("attn_implementation flex_attention has no backward pass on CPUs: choose sdpa, or train on a GPU")
     remove_dropout(model)
     if role.gradient_checkpointing and trainable:
         if not model.supports_gradient_checkpointing:

@@ -138,7 +138,7 @@ def padded_layout(prompt_ids: Sequence[Sequence[int]], completions: Tensor, leng
     input_ids[in_prompt] = torch.tensor([token for ids in prompt_ids for token in ids])
     input_ids[~in_prompt & (column < ends[:, None])] = completions
     starts = torch.arange(len(prompt_ids)) * width
-    predicts = torch.repeat_interleave(starts + prompts - 1, sizes) + _count_up(sizes)
+    predicts = torch.repeat_interleave(starts + prompts - 1, sizes) + count_up(sizes)
     return Layout(input_ids, predicts, starts + ends - 1)
 
 
@@ -167,10 +167,10 @@ def shared_layout(
     gather[column >= ends[:, None]] = 0
     line_starts = torch.arange(len(prompt_ids)) * width
     first_starts = line_starts[torch.tensor(list(first.values()))]
-    prompt_places = torch.repeat_interleave(first_starts, unique_sizes) + _count_up(unique_sizes)
-    completion_places = torch.repeat_interleave(line_starts + prompts, sizes) + _count_up(sizes)
+    prompt_places = torch.repeat_interleave(first_starts, unique_sizes) + count_up(unique_sizes)
+    completion_places = torch.repeat_interleave(line_starts + prompts, sizes) + count_up(sizes)
 
-    steps = _count_up(sizes)
+    steps = count_up(sizes)
     before = torch.where(
         steps == 0, torch.repeat_interleave(prompt_starts + prompts, sizes), torch.repeat_interleave(starts, sizes) + steps
     )
@@ -178,7 +178,7 @@ def shared_layout(
         input_ids=torch.cat([torch.tensor([token for ids in unique for token in ids]), completions])[None],
         predicts=before - 1,
         last=torch.where(sizes == 0, prompt_starts + prompts, starts + sizes) - 1,
-        position_ids=torch.cat([_count_up(unique_sizes), torch.repeat_interleave(prompts, sizes) + steps])[None],
+        position_ids=torch.cat([count_up(unique_sizes), torch.repeat_interleave(prompts, sizes) + steps])[None],
         rows=SharedRows(
             len(prompt_ids),
             width,
@@ -262,7 +262,7 @@ def to_device(layout: Layout, device: torch.device) -> Layout:
     return Layout(move(layout.input_ids), move(layout.predicts), move(layout.last), move(layout.position_ids), rows)
 
 
-def _count_up(sizes: Tensor) -> Tensor:
+def count_up(sizes: Tensor) -> Tensor:
     """Counts up: ``[2, 3]`` → ``[0, 1, 0, 1, 2]``."""
     total = int(sizes.sum())
     return torch.arange(total) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_host.errors import UserError, first_line
+from rlhf_host.models.attention import SHARING
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
 from rlhf_host.models.loading import context_length
@@ -134,8 +135,8 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     layouts = {"padded": sample.padded} | ({"shared": sample.shared} if with_shared else {})
     for layout, make in layouts.items():
         chosen[layout] = None
-        if layout == "shared" and (kernel := config._attn_implementation) != "sdpa":
-            problems.append(f"attn_implementation {kernel} cannot share prompts, sdpa can")
+        if layout == "shared" and (kernel := config._attn_implementation) not in SHARING:
+            problems.append(f"attn_implementation {kernel} cannot share prompts, {' and '.join(SHARING)} can")
             break
         for module in modules:
             who = name if module is model else f"the kernels' {type(module).__name__}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,8 @@ class SharedRows:
     """Per row, the index of its prompt."""
     windows: dict[int, Tensor] = field(default_factory=dict)
     """Sliding window → mask ``[1, 1, L, L]`` of the tokens that a token sees, made by the first layer that needs it."""
+    blocks: dict[int, Any] = field(default_factory=dict)
+    """The same for FlexAttention, as torch's ``BlockMask`` over the line; 0: without a window."""
 
 
 class Decoder(Protocol):

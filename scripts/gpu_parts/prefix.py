@@ -14,6 +14,7 @@ from rlhf_host.records.tensors import Experience
 from rlhf_host.training.role import rows_of
 
 SETTINGS: tuple[Literal["off", "on"], ...] = ("off", "on")
+KERNELS = "sdpa", "flex_attention"
 MANY_ROWS = (512, 8, 256), (1024, 16, 64), (1024, 64, 16)
 """Prompt, completions, tokens of each: attention gathers up to 32 times the tokens of the line."""
 
@@ -45,6 +46,52 @@ def gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
         model.zero_grad()
     padded, shared_one = gradients
     return float((shared_one - padded).norm() / padded.norm()), {"norm": float(padded.norm())}
+
+
+def flex_gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Relative distance of the gradient by FlexAttention from the one of attention that gathers rows, in float32."""
+    model = random_model(machine, layers=4)
+    rows, gradients = _group(machine, model), []
+    for kernel in KERNELS:
+        model.set_attn_implementation(_kernel(machine, kernel))
+        _backward(Passes(model, shared_prefix="on"), rows)
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+        model.zero_grad()
+    _refuse_dry(machine)
+    gathered, flexible = gradients
+    return float((flexible - gathered).norm() / gathered.norm()), {"norm": float(gathered.norm())}
+
+
+def flex_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Seconds of forward and backward of attention that gathers rows over those of FlexAttention, in bfloat16: a long prompt with
+    many short completions.
+    """
+    model = random_model(machine, layers=machine.size(8, 1))
+    rows = random_rows(model, 16, machine.size(4096, 16), machine.size(512, 8), group=16)
+    seconds, details = {}, {}
+    for kernel in KERNELS:
+        model.set_attn_implementation(_kernel(machine, kernel))
+        passes, times = Passes(model, shared_prefix="on", autocast=torch.bfloat16), []
+        for number in range(machine.size(6, 2)):
+            with watched(machine) as watch:
+                _backward(passes, rows)
+            if number:
+                times.append(watch.seconds)
+            model.zero_grad()
+        seconds[kernel] = statistics.median(times)
+        details |= {f"{kernel}_s": seconds[kernel], f"{kernel}_peak_gb": watch.peak_bytes / GB}
+    _refuse_dry(machine)
+    gathered, flexible = (seconds[kernel] for kernel in KERNELS)
+    return gathered / flexible, details
+
+
+def _kernel(machine: Machine, name: str) -> str:
+    return "sdpa" if machine.dry else name
+
+
+def _refuse_dry(machine: Machine) -> None:
+    if machine.dry:
+        raise Skipped("FlexAttention has no backward pass on CPUs")
 
 
 def budget(machine: Machine) -> tuple[float, dict[str, Any]]:
