@@ -129,7 +129,7 @@ def one_rank(given: argparse.Namespace, rank: int, size: int, port: int, directo
         del pieces, more
     if given.size == "2b":
         with peak(figures, "step"):
-            ids = torch.randint(1000, (1, 256), generator=torch.Generator().manual_seed(rank))
+            ids = torch.randint(1000, (1, 64), generator=torch.Generator().manual_seed(rank))
             outputs = role.passes.forward([[1, 2, 3, 4]], ids, torch.ones_like(ids, dtype=torch.bool))
             assert role.backend is not None
             assert outputs.logprobs is not None

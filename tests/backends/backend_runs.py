@@ -51,6 +51,7 @@ KINDS = {
     "zero-1": {"zero_stage": 1},
     "zero-2": {"zero_stage": 2},
     "zero-2-offload": {"zero_stage": 2, "offload_optimizer": "cpu"},
+    "zero-2-overlap": {"zero_stage": 2, "extra": {"zero_optimization": {"overlap_comm": True}}},
     "zero-3": {"zero_stage": 3, "param_persistence_threshold": 0},
     "zero-3-persistent": {"zero_stage": 3, "param_persistence_threshold": 2000},
     "zero-3-offload": {

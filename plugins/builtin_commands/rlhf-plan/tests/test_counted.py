@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from rlhf_plan.footprint import footprint
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from rlhf_host.installed import build, find
 from rlhf_host.internals import decoder_of, evaluation, outline, recorded
@@ -35,6 +35,9 @@ SHAPE: Any = {
 FAMILIES = {
     "llama": LlamaConfig(**SHAPE, num_hidden_layers=5),
     "qwen2": Qwen2Config(**SHAPE, num_hidden_layers=4, tie_word_embeddings=True),
+    "experts": Qwen3MoeConfig(
+        **SHAPE, num_hidden_layers=4, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
+    ),
     "gemma2": Gemma2Config(**SHAPE, num_hidden_layers=5, head_dim=32, sliding_window=16),
 }
 SMALL: dict[str, Any] = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000, "param_persistence_threshold": 0}

@@ -9,10 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.integrations import moe
 
 from rlhf_host import UserError
 from rlhf_host.commands import first_line
@@ -90,7 +92,9 @@ def footprint(model: Any, *, width: int | None, autocast: bool) -> Footprint:
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level, logger.level = logger.level, logging.CRITICAL
     try:
-        with FakeTensorMode(), torch.enable_grad(), blocks.sampled():
+        # Products of experts have no fake form in 32 bits, except by what transformers falls back to; it keeps the same.
+        whole_products = mock.patch.object(moe, "_can_use_grouped_mm", return_value=False)
+        with FakeTensorMode(), torch.enable_grad(), blocks.sampled(), whole_products:
             _fake(model, torch.bfloat16 if width == 2 else None)
             found = [blocks.kept(model, length, autocast) for length in LENGTHS]
             cached = blocks.cached(model)
