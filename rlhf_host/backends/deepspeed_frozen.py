@@ -29,7 +29,9 @@ class DeepSpeedFrozen:
         enter_group(start.ranks, device)
         kinds, head = {weight.dtype for weight in start.model.parameters()}, start.head
         precision = next((name for name, dtype in DTYPES.items() if kinds == {dtype}), "fp32")
-        settings = configuration(options.model_copy(update={"precision": precision, "offload_optimizer": "none"}), start.role)
+        exact = {"zero_quantized_weights": False, "zero_quantized_gradients": False}
+        options = options.model_copy(update={"precision": precision, "offload_optimizer": "none", **exact})
+        settings = configuration(options, start.role)
         with contextlib.redirect_stdout(sys.stderr):
             if start.weights is not None:
                 head = split_as_read(deepspeed, start, settings, precision)

@@ -199,8 +199,13 @@ def test_a_model_that_is_read_in_pieces_trains_as_one_that_was_whole(pair, tiny_
 
 @pytest.mark.parametrize(
     ("dtype", "pieces", "zero"),
-    [("bfloat16", True, {}), ("auto", False, {}), ("auto", True, {"offload_param": "cpu", "offload_optimizer": "cpu"})],
-    ids=["pieces", "whole", "offload"],
+    [
+        ("bfloat16", True, {}),
+        ("auto", False, {}),
+        ("auto", True, {"offload_param": "cpu", "offload_optimizer": "cpu"}),
+        ("bfloat16", True, {"zero_hpz_partition_size": 2}),
+    ],
+    ids=["pieces", "whole", "offload", "copies"],
 )
 def test_a_model_that_is_not_trained_is_split_and_says_the_same(pair, single, tiny_model, dtype, pieces, zero):
     """Its distribution is asked for inside the actor's passes too, of which a rank without rows runs as many as the other."""
