@@ -37,6 +37,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
         "replay": [run_dir, "--reward", "vowels", "--algo", "rloo", "--output", replayed],
         "data": ["show", prompts, "--actor.model", tiny_model],
         "episodes": [run_dir, "--count", "2"],
+        "plan": ["--algo", "grpo", "--actor.model", tiny_model, "--json"],
         "plugins": ["--json"],
         "completion": ["bash"],
     }
@@ -47,6 +48,7 @@ def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, t
     assert "1: 0+0= — label 0" in done["data"].stdout
     assert done["episodes"].stdout.count("answer") == 2
     assert replayed.read_text().count("\n") == 16
+    assert json.loads(done["plan"].stdout)["phases"][-1]["phase"] == "sampling"
     assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
     assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout
 
