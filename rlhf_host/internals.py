@@ -11,7 +11,7 @@ from rlhf_host.lazily import lazily
 _NAMES = {
     "backends.ranks": ["Ranks"],
     "backends.weights": ["in_buckets", "named_weights"],
-    "config.defaults": ["RunTraits", "weight_sync_plugin"],
+    "config.defaults": ["RunTraits", "refusals", "weight_sync_plugin"],
     "config.load": ["QUICKSTART"],
     "config.tree": ["role_flag"],
     "data.sources": ["load_tasks"],

@@ -26,7 +26,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlhf_host.commands import main as main_command
-from rlhf_host.models.logprobs import CHUNK_ELEMENTS
+from rlhf_host.models.logprobs import chunk_bytes
 
 GB = 1e9
 ROW = 4096
@@ -189,11 +189,6 @@ def activations(model: Sizes, checkpointing: bool, autocast: bool = True) -> int
     return 4 * model.hidden * model.layers + one if checkpointing else one * model.layers
 
 
-def logits(model: Sizes, tokens: int) -> int:
-    """At once: a chunk in bfloat16, in float32, and its log-softmax."""
-    return 10 * min(CHUNK_ELEMENTS["other"], tokens * model.vocabulary)
-
-
 def cache(model: Sizes, number: float = 2.0) -> float:
     """Keys and values of a token; ``number``: bytes of each number."""
     return 2 * model.layers * model.keys * number
@@ -212,8 +207,8 @@ class Way:
 
     name: str
     flags: str
-    loaded: Callable[[Sizes], float]
-    """When the model has just been loaded, which every rank does whole."""
+    loaded: Callable[[Sizes, int], float]
+    """While the model is loaded, on each of so many devices."""
     trained: Callable[[Sizes, int], float]
     """Weights, gradients, optimizer, on each of so many devices."""
     held: Callable[[Sizes, int], float]
@@ -228,15 +223,30 @@ class Way:
     def training(self, model: Sizes, devices: int) -> float:
         """One pass over a micro-batch, forward and backward, beside what is trained."""
         copies = 2 * model.linear if self.copies else 0
-        head = 6 * model.vocabulary * model.hidden if self.trains_head else 0  # in bfloat16, and its gradient in float32
-        return self.trained(model, devices) + copies + head + logits(model, ROW) + ROW * activations(model, self.checkpointing)
+        logits = chunk_bytes(
+            tokens=ROW,
+            vocabulary=model.vocabulary,
+            hidden=model.hidden,
+            narrow=True,
+            cast=self.copies,
+            trained=self.trains_head,
+            device="cuda",
+        )
+        return self.trained(model, devices) + copies + logits + ROW * activations(model, self.checkpointing)
+
+
+def in_pieces(model: Sizes, devices: int) -> float:
+    """A model of one block on which kernels are tried, and then a rank's share and a block, in float32."""
+    block = model.linear / model.layers + 2 * model.hidden
+    outside = model.parameters - model.layers * block
+    return 4 * (block + max(outside, model.parameters / devices))
 
 
 def _all_weights(name: str, flags: str, backend: str, *, checkpointing: bool = True, copies: bool = True) -> Way:
     return Way(
         name,
         flags,
-        lambda model: 4 * model.parameters,
+        in_pieces if backend == ZERO_3_BF16 else (lambda model, _: 4 * model.parameters),
         lambda model, devices: per_weight(TRAINED[backend], devices) * model.parameters,
         lambda model, devices: per_weight(HELD[backend], devices) * model.parameters,
         lambda model, devices: per_weight(HELD[backend], devices) * model.parameters if backend == TORCH else 0,
@@ -249,7 +259,7 @@ def _adapters(name: str, flags: str, base: Callable[[Sizes], float]) -> Way:
     def held(model: Sizes, _: int) -> float:
         return base(model) + adapter(model)
 
-    return Way(name, flags, base, held, held, held, checkpointing=True, trains_head=False)
+    return Way(name, flags, lambda model, _: base(model), held, held, held, checkpointing=True, trains_head=False)
 
 
 CHECKPOINTING = "--actor.gradient-checkpointing true"
@@ -293,7 +303,7 @@ def alone(model: Sizes, memory: float) -> Plan | None:
     plans = (
         Plan(
             way,
-            way.loaded(model),
+            way.loaded(model, 1),
             way.training(model, 1),
             way.held(model, 1)
             + (2 * model.linear if way.copies else 0)
@@ -310,7 +320,7 @@ def together(model: Sizes, memory: float, devices: int) -> Plan | None:
         share = math.floor((USABLE - way.stays(model, devices) / memory) * 100) / 100
         flags = f"--engine.tensor-parallel-size {parts} --engine.gpu-memory-utilization {share:.2f}"
         _, _, training, *others = (sum(amounts) for _, *amounts in phases(model, way, devices, parts))
-        plan = Plan(way, way.loaded(model), training, max(others), flags)
+        plan = Plan(way, way.loaded(model, devices), training, max(others), flags)
         if plan.fits(memory):
             return plan
     return None
@@ -324,7 +334,7 @@ def phases(model: Sizes, way: Way, devices: int, parts: int) -> list[tuple[str, 
     stays = way.stays(model, devices)
     return [
         ("the engine starts, alone", 0, weights, 0, cached),
-        ("it sleeps without weights; the model is loaded", way.loaded(model), 0, 0, 0),
+        ("it sleeps without weights; the model is loaded", way.loaded(model, devices), 0, 0, 0),
         ("training", way.training(model, devices), 0, 0, 0),
         ("the engine's weights wake, and a sync brings them", way.held(model, devices), weights, BUCKETS, 0),
         ("the trainer's data leaves", stays, weights, 0, 0),

@@ -13,6 +13,7 @@ from rlhf_host.backends.deepspeed_backend import Passes
 from rlhf_host.backends.deepspeed_pieces import DTYPES, split_as_read
 from rlhf_host.backends.deepspeed_setup import configuration, enter_group, library
 from rlhf_host.backends.packed import run_through
+from rlhf_host.errors import UserError
 from rlhf_host.protocols import BackendStart, Tensors
 
 
@@ -29,6 +30,10 @@ class DeepSpeedFrozen:
         enter_group(start.ranks, device)
         kinds, head = {weight.dtype for weight in start.model.parameters()}, start.head
         precision = next((name for name, dtype in DTYPES.items() if kinds == {dtype}), "fp32")
+        if precision == "fp16" and device.type == "cpu":
+            raise UserError(
+                f"DeepSpeed splits no float16 weights on CPUs, as {start.role.model!r} has: set its dtype to bfloat16"
+            )
         exact = {"zero_quantized_weights": False, "zero_quantized_gradients": False}
         options = options.model_copy(update={"precision": precision, "offload_optimizer": "none", **exact})
         settings = configuration(options, start.role)

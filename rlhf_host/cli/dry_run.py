@@ -55,8 +55,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(f"runtime {config.runtime.name}: {line}")
     for line in rehearse(start, remote=RunTraits.of(config).runtime.remote):
         click.echo(line)
-    told = list(forecasts(config, manager))
-    for line in told:
+    for line in forecasts(config, manager):
         click.echo(line)
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
@@ -81,7 +80,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         length = f"{train.steps} steps" if train.steps else f"{config.data.epochs:g} passes over the data"
         click.echo(f"{length}, {train.batch_size} rows or pairs per step")
     click.echo("Checked: settings, plugins, the configuration of every model, the tokenizer, and data as far as it says above.")
-    click.echo(f"Not checked: weights, {'' if told else 'memory of passes, '}other machines, rewards and trackers at work.")
+    click.echo("Not checked: weights, other machines, rewards and trackers at work, and memory beyond what is said above.")
     click.echo(f"The run would be written to {config.run_dir}.")
 
 

@@ -20,5 +20,8 @@ def forecasts(config: RunConfig, manager: PluginManager) -> Iterator[str]:
     for info in unchosen("forecast"):
         forecast = imported(info)
         with blaming(str(info), "its call"):
-            lines = list(forecast(config, manager))
+            told = forecast(config, manager)
+            lines = [] if isinstance(told, str) else list(told)
+            if isinstance(told, str) or not all(isinstance(line, str) for line in lines):
+                raise TypeError("it must return lines, a list of texts")
         yield from lines

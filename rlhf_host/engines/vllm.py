@@ -101,7 +101,11 @@ class Vllm:
                 f"engine vllm takes adapters up to rank {RANKS[-1]}, not {start.adapter_rank}: leave --sync.adapter out"
             )
 
-    savers = ({"sleep": True},)
+    savers = (
+        {"sleep": True},
+        *({"gpu_memory_utilization": share} for share in (0.8, 0.65, 0.5, 0.35)),
+        *({"sleep": True, "gpu_memory_utilization": share} for share in (0.8, 0.65, 0.5, 0.35)),
+    )
 
     def memory(self, model: ServedModel) -> ServingMemory:
         options, on_cpu = self.options, model.device == "cpu"
@@ -110,7 +114,8 @@ class Vllm:
         asked = min(options.max_num_seqs, model.rows) * model.tokens * width * model.cached / self.traits.devices
         cache: float | None = options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None)
         if cache is None and model.device_bytes is not None:  # whatever is left of its share
-            cache = max(0.0, options.gpu_memory_utilization * model.device_bytes - weights)
+            share = options.gpu_memory_utilization
+            return ServingMemory(weights=weights, cache=max(0.0, share * model.device_bytes - weights), share=share)
         return ServingMemory(weights=weights, cache=asked if cache is None else cache)
 
     def start(self, start: EngineStart) -> Engine:

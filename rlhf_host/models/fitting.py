@@ -67,7 +67,7 @@ def fit(
     placed = _on(device, model.eval())
     if role.adapter is not None:
         (adapter_files.attach_like if probe else adapter_files.load_adapter)(placed, role.adapter)
-        if not trainable:
+        if not trainable and device.type != "meta":
             adapters.fold(placed)
     elif adapts:
         with contextlib.suppress(UserError) if probe else contextlib.nullcontext():  # targets may be in other layers

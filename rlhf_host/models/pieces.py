@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.dtypes import retype, weight_dtypes
-from rlhf_host.models.fitting import fit, refuse_settings
+from rlhf_host.models.fitting import fit, no_head, refuse_settings
 from rlhf_host.models.loading import (
     as_user_error,
     choose_device,
@@ -58,8 +58,9 @@ class InPieces:
 
 
 def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> InPieces | None:
-    """Loads a role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4
-    bits, from files without the usual names, or of a family that cannot be made without its values or with fewer layers.
+    """Loads a role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4 bits, with an
+    adapter that is merged, from files without the usual names, or of a family that cannot be made without its values or with
+    fewer layers.
 
     Raises:
         UserError: as ``load_model``, except for what is wrong with the weights.
@@ -68,6 +69,8 @@ def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", tr
     source, device = find_model(role.model), choose_device(role.device)
     refuse_settings(role, source, trainable=trainable)
     plain = role.model_copy(update={"adapter": None})
+    if role.adapter is not None and not trainable:
+        return None
     if source.gguf or role.quantize or not (files := _files(Path(source.path) if source.local else model_directory(plain))):
         return None
     with quiet_transformers():
@@ -80,6 +83,8 @@ def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", tr
             return None
     if probe is None or reader.doubled:
         return None
+    if reader.headless and not trainable:
+        raise no_head(role)
     with quiet_transformers():
         model = _on_meta(source, role, head, config, read)
         reader.fill_buffers(model)

@@ -104,6 +104,8 @@ class ServingMemory:
 
     weights: float
     cache: float
+    share: float = 0.0
+    """Share of a device that it takes, whatever it needs, with what its kernels need; 0: only what is counted."""
     autocast: bool = False
     """It computes under autocast, which keeps copies of float32 weights in 16 bits."""
 

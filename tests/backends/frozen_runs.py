@@ -38,7 +38,7 @@ class Distilled:
 
 
 def rows() -> Any:
-    made = make_batch([9, 4, 7, 1, 12, 5, 6, 2], groups=[0, 0, 0, 1, 1, 2, 2, 2], observations=True, vocabulary=40, seed=1)
+    made = make_batch([9, 4, 7, 1, 40, 5, 6, 2], groups=[0, 0, 0, 1, 1, 2, 2, 2], observations=True, vocabulary=40, seed=1)
     made.advantages = torch.ones(made.action_mask.shape)
     return made
 
@@ -62,12 +62,13 @@ def frozen(
     manager = PluginManager([Loaded("algo", "distilled", info, algorithm)])
     roles = {"actor": actor, "teacher": split, "whole": Role.of("whole", models[0], TRAIN)}
     worker = Worker(roles, manager, TRAIN, algorithm.needs(), ranks)
-    batch, mine = rows(), shards[ranks.rank]
-    said = [worker.outputs(name, "logprobs", batch.select(mine)) for name in ("whole", "teacher")]
-    for _ in range(2):
+    batch = rows()
+    for number in range(2):  # the ranks change places: their longest rows grow one after the other
+        mine = shards[(ranks.rank + number) % len(shards)]
         result = worker.update(batch.select(mine), whole=Denominators.of(batch), rows=mine)
         assert result.refused is None
     assert actor.backend is not None
     after = {name: value.clone() for bucket in actor.backend.weights(4000) for name, value in bucket}
+    said = [worker.outputs(name, "logprobs", batch.select(mine)) for name in ("whole", "teacher")]
     held = [sum(getattr(each, "ds_tensor", each).nbytes for each in one.parameters()) for one in models]
     return {"said": said, "held": held, "weights": after}

@@ -221,6 +221,11 @@ def test_a_model_that_is_not_trained_is_split_and_says_the_same(pair, single, ti
         assert max(float(value.abs().max()) for value in moved.values()) < 1e-4
 
 
+def test_float16_that_deepspeed_cannot_split_on_a_cpu_is_refused(single, tiny_model):
+    with pytest.raises(AssertionError, match="DeepSpeed splits no float16 weights on CPUs"):
+        single(frozen, tiny_model, tiny_model, WHOLE, "float16", False)
+
+
 def assert_equal(found, expected):
     for role in expected:
         differs = [name for name in expected[role] if not torch.equal(found[role][name], expected[role][name])]

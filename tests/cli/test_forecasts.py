@@ -34,6 +34,8 @@ def test_lines_of_all_packages_in_the_order_of_names(here):
     [
         ("raise UserError('it does not fit: take less')", UserError, "it does not fit: take less"),
         ("raise ValueError('broken')", RunError, "forecast 'fore-a' from fore-a 1.0 failed in its call: ValueError: broken"),
+        ("return 'one'", RunError, "failed in its call: TypeError: it must return lines, a list of texts"),
+        ("return [1]", RunError, "failed in its call: TypeError: it must return lines, a list of texts"),
         ("return 7", RunError, "forecast 'fore-a' from fore-a 1.0 failed in its call: TypeError: 'int' object is not iterable"),
     ],
 )

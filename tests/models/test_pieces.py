@@ -174,3 +174,17 @@ def test_layers_that_settings_name_need_not_be_in_the_probe(saved):
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     compared(RoleConfig(model=str(directory), train_only=["model.layers.2.*"]))
     compared(RoleConfig(model=str(directory), lora={"rank": 2, "targets": ["model.layers.2.mlp.up_proj"]}))
+
+
+def test_a_frozen_model_whose_adapter_is_merged_is_loaded_whole(tiny_model, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model)
+    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path)
+    settings = RoleConfig(model=str(tiny_model), adapter=str(tmp_path), device="cpu")
+    assert load_in_pieces(settings, trainable=False) is None
+    assert load_in_pieces(settings) is not None
+
+
+def test_a_frozen_model_has_its_head_in_the_files(tiny_model):
+    with pytest.raises(UserError, match="head"):
+        load_in_pieces(RoleConfig(model=str(tiny_model), device="cpu"), head="scalar", trainable=False)

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
+
+from rlhf_host.commands import main
 
 FSDP = ("--runtime", "ray", "--backend", "fsdp", "--actor.gradient-checkpointing", "true")
 ENGINE = ("--engine", "vllm", "--engine.sleep", "true")
@@ -80,6 +82,9 @@ def test_numbers_can_be_given(plan, directory):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (["--memory-gb", "0"], "--memory-gb 0: give the memory of a device"),
+        (["--weights-gb", "1e308"], "--weights-gb 1e308: give a number of gigabytes"),
+        (["--runtime", "local", "--placement", "actor=8"], "takes no placement"),
         (["--memory-gb", "much"], "--memory-gb much: give a number of gigabytes"),
         (["--weights-gb", "-1"], "--weights-gb -1: give a number of gigabytes"),
         (["--activation-gb", "1"], "did you mean '--activations-gb'"),
@@ -88,6 +93,38 @@ def test_numbers_can_be_given(plan, directory):
 )
 def test_bad_flags(plan, directory, flags, said):
     assert said in refused(plan("--actor.model", directory("7B"), *flags))
+
+
+def test_what_engines_take_by_themselves_is_no_reason_to_refuse(plan, directory):
+    apart = ("--runtime", "ray", "--placement", "actor=8", "--placement", "rollout=4", *FSDP, "--engine", "vllm")
+    assert plan("--actor.model", directory("7B"), *apart, "--memory-gb", "80").exit_code == 0
+    adapter = ("--actor.lora.rank", "8", "--actor.dtype", "bfloat16", "--actor.gradient-checkpointing", "true")
+    said = refused(plan("--actor.model", directory("7B"), *adapter, "--engine", "vllm", "--memory-gb", "80"))
+    assert "--engine.gpu-memory-utilization 0." in said
+
+
+def test_everything_that_is_too_large_is_named(plan, directory):
+    apart = ("--runtime", "ray", "--placement", "actor=2", "--placement", "rollout=1", "--backend", "fsdp", "--engine", "vllm")
+    said = refused(plan("--actor.model", directory("70B"), *apart, "--memory-gb", "80"))
+    assert "on each device of actor=2" in said
+    assert "; rollout=1 needs " in said
+
+
+def test_a_row_that_is_longer_than_the_budget_is_counted_whole(plan, directory):
+    small = ("--placement", "actor+rollout=8", *FSDP, *ENGINE, "--train.max-tokens-per-microbatch", "1024", "--json")
+    rows = ("--rollout.max-tokens", "16384", "--rollout.max-new-tokens", "16000")
+    found = phases(plan("--actor.model", directory("7B"), *small, *rows))["training"]
+    assert found["activations"] == TRAINING["7B", 8][4]
+
+
+def test_flex_attention_is_planned_as_sdpa(plan, directory):
+    flags = ("--actor.model", directory("7B"), "--placement", "actor+rollout=8", *FSDP, *ENGINE, "--json")
+    assert phases(plan(*flags)) == phases(plan(*flags, "--actor.attn-implementation", "flex_attention"))
+
+
+def test_without_an_algorithm_there_is_nothing_to_plan(directory):
+    result = CliRunner().invoke(main, ["plan", "--actor.model", directory("7B")])
+    assert (result.exit_code, "give --algo NAME" in result.stderr) == (2, True)
 
 
 def test_models_that_cannot_be_planned(plan, directory, tmp_path):
@@ -99,4 +136,6 @@ def test_models_that_cannot_be_planned(plan, directory, tmp_path):
     )
     config = config_of(directory("7B"))
     config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "wide"}))
-    assert "Error: " in refused(plan("--actor.model", str(config.parent)))
+    assert "no memory can be planned for it: " in refused(plan("--actor.model", str(config.parent)))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 3584, "vocab_size": 0}))
+    assert "has an impossible vocab_size: 0" in refused(plan("--actor.model", str(config.parent)))

@@ -62,6 +62,8 @@ def plan(line: CommandLine) -> None:
     if device is None:
         raise UserError(f"--device {word}: it is cuda or cpu{near_matches(word, KINDS)}")
     size = _bytes(line, "memory-gb")
+    if size == 0:
+        raise UserError("--memory-gb 0: give the memory of a device, such as --memory-gb 80")
     overrides = {part: amount for part in PARTS if (amount := _bytes(line, f"{part}-gb")) is not None}
     began = time.perf_counter()
     loaded = line.read(quickstart=False)
@@ -102,6 +104,8 @@ class Plan:
     phases: Sequence[Phase]
     notes: Sequence[str]
     problem: str | None
+    device: DeviceKind
+    """Kind of the devices, where the placement does not say otherwise."""
 
     @classmethod
     def of(
@@ -124,11 +128,15 @@ class Plan:
             UserError: a model without a ``config.json``, or one that cannot be made without its weights; plugins that do not
                 tell what they need.
         """
-        from rlhf_host.internals import RunTraits, runtime_plugin, runtime_start, weight_sync_plugin
+        from rlhf_host.internals import RunTraits, refusals, runtime_plugin, runtime_start, weight_sync_plugin
         from rlhf_plan.fitting import problem
         from rlhf_plan.phases import Planner, Sampling
 
         needs = merge_needs(manager)
+        if not any(need.name == "actor" for need in needs.roles):
+            raise UserError("no algorithm is chosen, so there is no model to plan for: give --algo NAME")
+        if reasons := list(refusals(config, RunTraits.of(config), needs)):
+            raise UserError("\n".join(reasons))
         start, rollout, prompt = (
             runtime_start(config, manager, needs, None, 1, {}),
             config.rollout,
@@ -147,12 +155,13 @@ class Plan:
         runtime = runtime_plugin(config)
         phases = planner.plan(start, runtime)
         notes = [NOTE, more] if needs.samples and row is None else [NOTE]
-        return cls(phases, notes, problem(phases, planner, start, runtime))
+        return cls(phases, notes, problem(phases, planner, start, runtime), device)
 
     def lines(self) -> list[str]:
         """Returns the table, with the columns that something is in, and the notes."""
         parts = [part for part in PARTS if any(phase.parts.get(part) for phase in self.phases)]
-        rows = [["GB on each device", *parts, "sum"], *(_row(phase, parts) for phase in self.phases)]
+        where = "GB on each device" if self.device == "cuda" else "GB on each CPU"
+        rows = [[where, *parts, "sum"], *(_row(phase, parts) for phase in self.phases)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
         return [*table, *self.notes]
@@ -169,7 +178,7 @@ class Plan:
             }
             for each in self.phases
         ]
-        return json.dumps({"phases": phases, "notes": list(self.notes)}, indent=2)
+        return json.dumps({"phases": phases, "notes": list(self.notes), "problem": self.problem}, indent=2)
 
 
 def _row(phase: Phase, parts: Sequence[str]) -> list[str]:
@@ -183,12 +192,12 @@ def _bytes(line: CommandLine, name: str) -> float | None:
         return None
     text = line.value(name) or ""
     try:
-        value = float(text)
+        value = float(text) * 1e9
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
+    if not 0 <= value < 1e18:
         raise UserError(f"--{name} {text}: give a number of gigabytes, such as --{name} 80".replace(" :", ":"))
-    return value * 1e9
+    return value
 
 
 def _memory_here(device: DeviceKind) -> float | None:

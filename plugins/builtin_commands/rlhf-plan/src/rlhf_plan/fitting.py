@@ -11,8 +11,6 @@ from rlhf_host.internals import PluginSpec, role_flag
 from rlhf_host.protocols import RuntimeStart
 from rlhf_plan.phases import GB, LOAD, Phase, Planner
 
-USABLE = 0.9
-"""Share of a device that is planned with; the rest is for the driver, kernels' workspaces and fragments, which is an estimate."""
 SMALLEST_BUDGET = 1024
 """Tokens of the smallest micro-batch that is recommended."""
 RANK = 16
@@ -22,23 +20,32 @@ RANK = 16
 def problem(phases: Sequence[Phase], planner: Planner, start: RuntimeStart, runtime: Any) -> str | None:
     """Returns what does not fit, and settings that would; None: everything fits, or the memory of a device is unknown."""
     size = planner.device_bytes
-    if size is None or (worst := _worst(phases, size)) is None:
+    if size is None or not (over := _over(phases, size)):
         return None
+    worst, *others = over
     parts = ", ".join(f"{part} {amount / GB:.1f}" for part, amount in worst.parts.items() if amount >= 0.05 * GB)
     ways = _fitting(planner, start, runtime, size)
     more = "a smaller model" if worst.name == LOAD else "more devices, or a smaller model"
     tried = "neither recomputed layers, smaller micro-batches, adapters nor other options of backend and engine"
     advice = f"it would fit with {ways}" if ways else f"{tried} are enough: use {more}"
-    where = f"each device of {worst.group.name}={worst.group.devices}"
+    also = "".join(f"; {_where(phase)} needs {phase.total / GB:.1f} GB in {phase.name!r}" for phase in others)
     return (
-        f"memory: in the phase {worst.name!r} the run needs {worst.total / GB:.1f} GB on {where} ({parts}), which is more than"
-        f" {100 * USABLE:.0f} % of its {size / GB:.1f} GB: {advice}"
+        f"memory: in the phase {worst.name!r} the run needs {worst.total / GB:.1f} GB on each device of {_where(worst)} ({parts}),"
+        f" which is more than {100 * worst.usable:.0f} % of its {size / GB:.1f} GB{also}: {advice}"
     )
 
 
-def _worst(phases: Sequence[Phase], size: float) -> Phase | None:
-    worst = max(phases, key=lambda phase: phase.total, default=None)
-    return worst if worst is not None and worst.total > (USABLE + 1e-6) * size else None
+def _over(phases: Sequence[Phase], size: float) -> list[Phase]:
+    """Returns the worst phase of each group of devices on which something does not fit, the worst of all first."""
+    worst: dict[str, Phase] = {}
+    for phase in sorted(phases, key=lambda phase: phase.total - phase.usable * size, reverse=True):
+        if phase.total > (phase.usable + 1e-6) * size:
+            worst.setdefault(phase.group.name, phase)
+    return list(worst.values())
+
+
+def _where(phase: Phase) -> str:
+    return f"{phase.group.name}={phase.group.devices}"
 
 
 def _fitting(planner: Planner, start: RuntimeStart, runtime: Any, size: float) -> str:
@@ -49,7 +56,7 @@ def _fitting(planner: Planner, start: RuntimeStart, runtime: Any, size: float) -
         try:
             for way in ways:
                 changed = way.on(changed)
-            return _worst(planner.plan(changed, runtime), size) is None
+            return not _over(planner.plan(changed, runtime), size)
         except (PluginError, UserError):  # options that do not go together
             return False
 
@@ -93,7 +100,11 @@ def _ways(start: RuntimeStart) -> Iterator[_Way]:
         yield _Way("checkpointing", flags, {name: {"gradient_checkpointing": True} for name in plain})
     for what in ("engine", "backend"):
         spec = getattr(start, what)
-        for options in getattr(spec.build(), "savers", ()) if spec is not None else ():
+        for saver in getattr(spec.build(), "savers", ()) if spec is not None else ():
+            own = spec.build().options
+            options = {name: value for name, value in saver.items() if getattr(own, name, None) != value}
+            if not options:
+                continue
             flags = " ".join(f"--{what}.{name.replace('_', '-')} {_text(value)}" for name, value in options.items())
             yield _Way(what, flags, options)
     budget = start.train.max_tokens_per_microbatch

@@ -225,6 +225,5 @@ def _run(model: Any, rows: int, length: int) -> Any:
 
 
 def rows_of(budget: int, longest: int) -> tuple[int, int]:
-    """Returns the number and length of rows that fill a token budget."""
-    length = max(1, min(budget, longest))
-    return max(1, math.ceil(budget / length)), length
+    """Returns the number and length of rows that fill a token budget; a row that is longer has a micro-batch of its own."""
+    return max(1, math.ceil(budget / longest)), longest

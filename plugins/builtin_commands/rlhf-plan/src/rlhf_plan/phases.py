@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import AutoConfig
+
 from rlhf_host import RoleNeed, UserError
+from rlhf_host.commands import first_line
 from rlhf_host.internals import adapter_views, chunk_bytes, context_length, find_model, outline, weights_of
 from rlhf_host.protocols import (
     CountsServing,
@@ -39,6 +42,10 @@ PARTS = (
 """What a device holds: of the roles, then of engines; at last buckets of weights on their way."""
 START, LOAD, TRAIN, SYNC, SAMPLE = "engines start", "models are loaded", "training", "weights are sent", "sampling"
 GB = 1e9
+USABLE = 0.9
+"""Share of a device that is planned with; the rest is for the driver, kernels' workspaces and fragments, which is an estimate."""
+BESIDE = 0.05
+"""Share of a device that others may take of it beside an engine that takes a share of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class Phase:
     group: DeviceGroup
     name: str
     parts: Mapping[str, float]
+    usable: float
+    """Share of a device that it may take."""
 
     @property
     def total(self) -> float:
@@ -106,23 +115,26 @@ class Planner:
         held = _sum(*(role.held for role in roles))
         sync = {} if in_place else {"sync": 2.0 * self.sampling.bucket_bytes}
         if samples and not in_place:
-            yield self._phase(group, START, serving)
+            yield self._phase(group, START, engine.share, serving)
         if roles:
-            yield self._phase(group, LOAD, beside, {"weights": sum(role.loaded for role in roles)})
+            yield self._phase(group, LOAD, engine.share, beside, {"weights": sum(role.loaded for role in roles)})
         if trained := [role for role in roles if role.trained]:
             busy = max((role.training for role in trained), key=lambda parts: sum(parts.values()))
-            yield self._phase(group, TRAIN, beside, held, busy)
+            yield self._phase(group, TRAIN, engine.share, beside, held, busy)
         if start.engine is not None and sync and (samples or "actor" in group.roles):
             woken = {"engine": engine.weights} if turns else beside
-            yield self._phase(group, SYNC, held, woken if samples else {}, sync)
+            yield self._phase(group, SYNC, engine.share, held, woken if samples else {}, sync)
         if samples:
             stays = _sum(*(role.stays for role in roles)) if turns else held
             copies = next((role.copies for role in roles if role.name == "actor"), 0.0)
-            yield self._phase(group, SAMPLE, serving, stays, {"gathered": copies} if in_place and engine.autocast else {})
+            more = {"gathered": copies} if in_place and engine.autocast else {}
+            yield self._phase(group, SAMPLE, engine.share, serving, stays, more)
 
-    def _phase(self, group: DeviceGroup, name: str, *parts: Mapping[str, float]) -> Phase:
+    def _phase(self, group: DeviceGroup, name: str, share: float, *parts: Mapping[str, float]) -> Phase:
+        """``share``: of an engine whose cache is there."""
         found = _sum(*parts)
-        return Phase(group, name, {part: self.overrides.get(part, found[part]) for part in PARTS if found.get(part)})
+        amounts = {part: self.overrides.get(part, found[part]) for part in PARTS if found.get(part)}
+        return Phase(group, name, amounts, max(USABLE, share + BESIDE) if amounts.get("cache") else USABLE)
 
     def _role(self, start: RuntimeStart, need: RoleNeed, group: DeviceGroup, device: DeviceKind) -> _Role:
         model, settings = self._model(start, need), start.roles[need.name]
@@ -149,12 +161,13 @@ class Planner:
         autocast = not narrow and (start.train.autocast == "bfloat16" or (start.train.autocast == "auto" and device == "cuda"))
         budget = start.train.max_tokens_per_microbatch
         longest = min(self.sampling.row or budget, model.context)
+        rows, length = rows_of(budget, longest)
         passed = self._footprint(start, need, needed.width, autocast)
-        kept = passed.kept(*rows_of(budget, longest), recomputed=settings.gradient_checkpointing)
+        kept = passed.kept(rows, length, recomputed=settings.gradient_checkpointing)
         logits = 0.0
         if need.head == "lm":
             logits = chunk_bytes(
-                tokens=budget,
+                tokens=rows * length,
                 vocabulary=model.vocabulary,
                 hidden=model.hidden,
                 narrow=narrow or autocast,
@@ -203,7 +216,9 @@ class Planner:
             )
         model = outline(role, head=need.head, trainable=need.trainable, weights=False)
         if model is None:
-            raise UserError(f"the model {role.model!r} cannot be made without its weights, so no memory can be planned for it")
+            raise UserError(
+                f"the model {role.model!r} cannot be made without its weights, so no memory can be planned for it{_unread(role)}"
+            )
         return model
 
     def _model(self, start: RuntimeStart, need: RoleNeed) -> _Model:
@@ -286,6 +301,10 @@ class _Model:
             for block in block_list(model) or ()
         ]
         config, head = model.config.get_text_config(), model.get_output_embeddings()
+        sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "context": context_length(model)}
+        for name, size in sizes.items():
+            if not 1 <= size < 10**9:
+                raise UserError(f"the config.json of {role.model!r} has an impossible {name}: {size}")
         return cls(
             trained,
             sum(count for count, _ in frozen),
@@ -321,8 +340,19 @@ class _Model:
 
 
 def _plain(role: RoleConfig) -> RoleConfig:
-    """Returns the role without recomputed blocks, which change no count."""
-    return role.model_copy(update={"gradient_checkpointing": False})
+    """Returns the role without recomputed blocks, which change no count, and with an attention that runs without data."""
+    flex = role.attn_implementation == "flex_attention"
+    kernel = "sdpa" if flex else role.attn_implementation
+    return role.model_copy(update={"gradient_checkpointing": False, "attn_implementation": kernel})
+
+
+def _unread(role: RoleConfig) -> str:
+    """Returns what is wrong with its ``config.json``, if that cannot be read."""
+    try:
+        AutoConfig.from_pretrained(find_model(role.model, weights=False).path, trust_remote_code=role.trust_remote_code)
+    except Exception as error:
+        return f": {first_line(error)}"
+    return ""
 
 
 def _sum(*parts: Mapping[str, float]) -> dict[str, float]:
