@@ -40,7 +40,7 @@ def test_two_workers_of_every_row_train_as_one_process_does_and_resume(rlhf, sma
 @pytest.mark.parametrize(
     "more",
     [
-        ("--placement", "actor=4", "--backend", "deepspeed", "--backend.zero-stage", "3"),
+        ("--placement", "actor+reference=4", "--kl.coef", "0.1", "--backend", "deepspeed", "--backend.zero-stage", "3"),
         ("--placement", "actor=4", "--backend", "fsdp"),
         ("--placement", "actor=2", "--actor.lora.rank", "4"),
         ("--placement", "actor+critic=2", "--algo", "ppo"),
