@@ -9,6 +9,7 @@ from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunCo
 from rlhf_host.config.section import Section
 from rlhf_host.config.tree import role_flag
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.recommended import recommended
 from rlhf_host.records.needs import AlgoNeeds, Needs
 
 OF_ROWS = ("format", "split_at", "hh", "max_tokens", "long_rows", "history")
@@ -24,6 +25,11 @@ def oddities(config: RunConfig, manager: PluginManager, needs: Needs, traits: Ru
         yield f"roles.{role} is set, but no chosen plugin needs it: it is not loaded"
     if config.max_restarts and not traits.runtime.remote:
         yield f"max_restarts has no effect with runtime {config.runtime.name}, whose processes end with the run"
+    if traits.engine.sleeps and not traits.runtime.remote:
+        yield (
+            f"the engine does not sleep with runtime {config.runtime.name}, where it is in the trainer's process: choose --runtime"
+            f" {recommended('runtime', 'remote')}"
+        )
     if config.in_flight_updates is not None and not config.async_depth:
         yield "in_flight_updates has no effect without --async-depth: nothing is sampled when new weights come"
     if config.agents and config.data.agent_key is None:

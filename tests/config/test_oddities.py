@@ -86,6 +86,10 @@ def test_several_updates_with_a_loss_without_a_ratio_are_told_of(flag, text, alg
 @pytest.mark.parametrize(
     ("flags", "warning"),
     [
+        (
+            (*PROMPTS, "--engine", "vllm", "--engine.sleep", "true"),
+            "the engine does not sleep with runtime local, where it is in the trainer's process: choose --runtime ray",
+        ),
         ((*PROMPTS, "--data.max-tokens", "9"), "the run samples answers to prompts, so data.max_tokens has no effect"),
         (
             (*PROMPTS, "--data.hh", "chat", "--eval.data", "b", "--eval.data.long-rows", "filter"),
