@@ -45,7 +45,7 @@ _NAMES = {
     "training.role": ["Role", "rows_of"],
     "training.role_handles": ["completions"],
     "training.run": ["train"],
-    "training.trained_roles": ["adapter_views"],
+    "training.trained_roles": ["adapter_views", "in_backend"],
     "training.update": ["ask"],
     "training.worker": ["Worker"],
     "weight_sync.local_source": ["LocalSource"],

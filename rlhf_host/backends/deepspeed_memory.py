@@ -16,7 +16,7 @@ ALL_REDUCED = 5 * 10**8
 
 
 def memory_of(options: DeepSpeed.Options, model: TrainedModel) -> TrainingMemory:
-    """Returns bytes per device. They were counted with one rank and with two, on CPUs (``tests/training/test_memory_plan.py``).
+    """Returns bytes per device. They were counted with one rank and with two, on CPUs (``test_counted.py`` of ``rlhf-plan``).
 
     Stages 1 and 2 split optimizer state, which has the weights in float32 as well, and stage 2 also gradients. In float32 a
     rank's share of the gradients is copied for a step. Stage 3 splits everything and keeps the gradients' memory between steps.

@@ -1,4 +1,4 @@
-"""What packages say of a run before it starts: ``rlhf train --dry-run`` prints it.
+"""Forecasts of a run by packages, which ``rlhf train --dry-run`` prints.
 
 A package takes part with an entry point in the group ``rlhf.forecasts``: a callable that takes the run's ``RunConfig`` and its
 ``PluginManager`` and returns lines. It raises ``UserError`` for a run that would fail.
@@ -21,7 +21,7 @@ def forecasts(config: RunConfig, manager: PluginManager) -> Iterator[str]:
         forecast = imported(info)
         with blaming(str(info), "its call"):
             told = forecast(config, manager)
-            lines = [] if isinstance(told, str) else list(told)
+            lines = list(told)
             if isinstance(told, str) or not all(isinstance(line, str) for line in lines):
                 raise TypeError("it must return lines, a list of texts")
         yield from lines

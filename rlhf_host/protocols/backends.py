@@ -171,14 +171,14 @@ class RunsPasses(Protocol):
     """False if the backend lets passes compute in 16 bits."""
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """As in ``Backend``."""
+        """Do the same as in ``Backend``."""
 
     def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """As in ``Backend``."""
+        """Do the same as in ``Backend``."""
 
 
 class SplitsFrozen(Protocol):
-    """What a backend's plugin has too, with the trait ``splits_frozen``."""
+    """Optional interface of a backend's plugin, with the trait ``splits_frozen``."""
 
     def split(self, start: BackendStart) -> RunsPasses:
         """Split a model that is not trained over the ranks. ``total_updates`` is 0."""

@@ -55,13 +55,13 @@ class TrainingMemory:
     """With the buffers in which they are reduced, at their most: in a step."""
     optimizer: float
     between: float = 0.0
-    """What stays of the gradients between steps."""
+    """The part of the gradients that stays between steps."""
     gathered: float = 0.0
-    """What is whole of weights and gradients during a pass, beside ``weights``."""
+    """Weights and gradients that are whole during a pass, beside ``weights``."""
     ending: float = 0.0
     """The same when a backward pass ends, where nothing else is left of it."""
     stays: float | None = None
-    """What is left of all this after ``offload``; None: everything that is there between steps."""
+    """The rest of all this after ``offload``; None: everything that is there between steps."""
     width: Literal[2, 4] | None = None
     """Bytes of a weight in passes; None: as it is loaded. With 2 there is no autocast."""
 
@@ -83,8 +83,6 @@ class ServedModel:
 
     numbers: int
     """Numbers of the weights."""
-    width: int
-    """Bytes of each, as in the files of the model."""
     cached: int
     """Numbers that the cache has for each token: keys and values of all layers."""
     rows: int
@@ -115,7 +113,7 @@ class CountsServing(Protocol):
     """Optional interface of an engine's plugin that counts memory."""
 
     savers: Sequence[Mapping[str, Any]]
-    """As in ``CountsTraining``."""
+    """The same as in ``CountsTraining``."""
 
     def memory(self, model: ServedModel) -> ServingMemory:
         """Return the memory of serving this model."""

@@ -22,7 +22,7 @@ from rlhf_host.plugins.specs import PluginSpec, check_host
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, Writer
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.scratch import Scratch
-from rlhf_host.training.trained_roles import adapter_views, check_state
+from rlhf_host.training.trained_roles import adapter_views, check_state, in_backend
 
 __all__ = ["EngineSetup", "Roles", "RolesSetup", "check_state", "plain", "start_engine"]
 
@@ -100,12 +100,11 @@ class Roles:
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
         backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
         self.kernels = tried_kernels(setup.kernels)
-        views, models, pieces, handled = adapter_views(setup.roles), {}, {}, set()
+        views, models, pieces = adapter_views(setup.roles), {}, {}
+        handled = {each.name for each, own in setup.roles if in_backend(each, own, backend.traits, ranks.processes)}
         for need, settings in setup.roles:
             if need.name in views:
                 continue
-            if need.trainable or (backend.traits.splits_frozen and ranks.processes > 1 and not settings.quantize):
-                handled.add(need.name)
             wanted = need.name in handled and backend.traits.in_pieces
             if wanted and (found := load_in_pieces(settings, head=need.head, trainable=need.trainable)) is not None:
                 pieces[need.name], models[need.name] = found, found.model

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
+from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.needs import Needs, RoleNeed
 
 
@@ -36,6 +37,11 @@ def adapter_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, Ada
         if all(getattr(own, name) in ("auto", getattr(other, name)) for name in same):
             views[need.name] = AdapterView(source.name, f"of_{need.name}".replace(".", "_"), own.adapter)
     return views
+
+
+def in_backend(need: RoleNeed, settings: RoleConfig, traits: BackendTraits, processes: int) -> bool:
+    """Returns True if a backend with these traits has the role: it trains it, or splits it over ``processes``."""
+    return need.trainable or (traits.splits_frozen and processes > 1 and not settings.quantize)
 
 
 def check_state(directory: Path, needs: Needs) -> None:

@@ -126,10 +126,7 @@ class Worker:
                 self._statistics(role, batch, trained)
             backend = role.backend if learn else None
             accumulation = self._accumulation(role, backend, Reducer(whole), sampled_now=sampled_now)
-            plan = self._plan(role, batch, trained)
-            for other in accumulation.whole:  # its passes are inside the role's, where ranks cannot agree on the longest row
-                self._prepare(other, _row_lengths(batch), trained)
-            result = accumulation.run(batch, plan, rows)
+            result = accumulation.run(batch, self._plan(role, batch, trained, inside=accumulation.whole), rows)
             self.compute_s += result.compute_s
             flops += result.flops
             if learn:
@@ -239,18 +236,20 @@ class Worker:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
 
-    def _prepare(self, role: Role, lengths: Sequence[int], some: Sequence[int]) -> None:
-        """Prepares a role's passes for ``some`` rows; where every rank must run equally many, for those of all ranks."""
-        longest = max((lengths[row] for row in some), default=1)
-        role.passes.prepare(max(self.ranks.gather(longest)) if role.traits.even_passes else longest)
-
-    def _plan(self, role: Role, batch: Batch, some: Sequence[int]) -> list[list[int]]:
+    def _plan(self, role: Role, batch: Batch, some: Sequence[int], inside: Sequence[Role] = ()) -> list[list[int]]:
         """Returns micro-batches of ``some`` rows. If every rank must run equally many passes, ranks with fewer rows get empty
         ones.
+
+        Args:
+            inside: roles whose passes run inside this one's, where ranks cannot agree on the longest row any more.
         """
         prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
-        even, lengths = role.traits.even_passes, _row_lengths(batch)
-        self._prepare(role, lengths, some)
+        lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        even = role.traits.even_passes
+        longest = max((lengths[row] for row in some), default=1)
+        longest = max(self.ranks.gather(longest)) if even else longest
+        for each in (role, *inside):
+            each.passes.prepare(longest)
 
         def of(rows: list[int]) -> tuple[list[Sequence[int]], list[int], list[int]]:
             return [prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows]
@@ -279,8 +278,3 @@ class Worker:
             return flops if math.isfinite(flops := role.passes.flops(*of(rows))) else float(tokens(rows))
 
         return evened(plan, count, units, self.settings.max_tokens_per_microbatch, cost, work)
-
-
-def _row_lengths(batch: Batch) -> list[int]:
-    """Returns the number of tokens of each row."""
-    return [len(prompt) + completion for prompt, completion in zip(batch.prompt_ids, batch.lengths.tolist(), strict=True)]

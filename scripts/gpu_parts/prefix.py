@@ -24,15 +24,8 @@ def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
     model = random_model(machine)
     rows, seconds, details = _group(machine, model), {}, {}
     for shared in SETTINGS:
-        passes, times = Passes(model, shared_prefix=shared, autocast=torch.bfloat16), []
-        for number in range(machine.size(6, 2)):
-            with watched(machine) as watch:
-                _backward(passes, rows)
-            if number:
-                times.append(watch.seconds)
-            model.zero_grad()
-        seconds[shared] = statistics.median(times)
-        details |= {f"{shared}_s": seconds[shared], f"{shared}_peak_gb": watch.peak_bytes / GB}
+        seconds[shared], peak = _timed(machine, Passes(model, shared_prefix=shared, autocast=torch.bfloat16), rows)
+        details |= {f"{shared}_s": seconds[shared], f"{shared}_peak_gb": peak / GB}
     return seconds["off"] / seconds["on"], details
 
 
@@ -41,9 +34,7 @@ def gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
     model = random_model(machine, layers=4)
     rows, gradients = _group(machine, model), []
     for shared in SETTINGS:
-        _backward(Passes(model, shared_prefix=shared), rows)
-        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-        model.zero_grad()
+        gradients.append(_gradient(Passes(model, shared_prefix=shared), rows))
     padded, shared_one = gradients
     return float((shared_one - padded).norm() / padded.norm()), {"norm": float(padded.norm())}
 
@@ -54,9 +45,7 @@ def flex_gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
     rows, gradients = _group(machine, model), []
     for kernel in KERNELS:
         model.set_attn_implementation(_kernel(machine, kernel))
-        _backward(Passes(model, shared_prefix="on"), rows)
-        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
-        model.zero_grad()
+        gradients.append(_gradient(Passes(model, shared_prefix="on"), rows))
     _refuse_dry(machine)
     gathered, flexible = gradients
     return float((flexible - gathered).norm() / gathered.norm()), {"norm": float(gathered.norm())}
@@ -71,18 +60,30 @@ def flex_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
     seconds, details = {}, {}
     for kernel in KERNELS:
         model.set_attn_implementation(_kernel(machine, kernel))
-        passes, times = Passes(model, shared_prefix="on", autocast=torch.bfloat16), []
-        for number in range(machine.size(6, 2)):
-            with watched(machine) as watch:
-                _backward(passes, rows)
-            if number:
-                times.append(watch.seconds)
-            model.zero_grad()
-        seconds[kernel] = statistics.median(times)
-        details |= {f"{kernel}_s": seconds[kernel], f"{kernel}_peak_gb": watch.peak_bytes / GB}
+        seconds[kernel], peak = _timed(machine, Passes(model, shared_prefix="on", autocast=torch.bfloat16), rows)
+        details |= {f"{kernel}_s": seconds[kernel], f"{kernel}_peak_gb": peak / GB}
     _refuse_dry(machine)
     gathered, flexible = (seconds[kernel] for kernel in KERNELS)
     return gathered / flexible, details
+
+
+def _timed(machine: Machine, passes: Passes, rows: Experience) -> tuple[float, int]:
+    """Returns the median seconds of forward and backward, and the bytes that the last one took at most."""
+    times = []
+    for number in range(machine.size(6, 2)):
+        with watched(machine) as watch:
+            _backward(passes, rows)
+        if number:
+            times.append(watch.seconds)
+        passes.model.zero_grad()
+    return statistics.median(times), watch.peak_bytes
+
+
+def _gradient(passes: Passes, rows: Experience) -> Tensor:
+    _backward(passes, rows)
+    gradient = torch.cat([weight.grad.flatten() for weight in passes.model.parameters()])
+    passes.model.zero_grad()
+    return gradient
 
 
 def _kernel(machine: Machine, name: str) -> str:

@@ -46,7 +46,7 @@ def rows() -> Any:
 def frozen(
     ranks: Ranks, model: Path, teacher: Path, shards: list[list[int]], dtype: Any, pieces: bool, **zero: Any
 ) -> dict[str, Any]:
-    """What a teacher says of this rank's rows, whole and split; bytes held of it; and the actor's weights after two updates."""
+    """Outputs of a teacher, whole and split, for this rank's rows; bytes held of it; and the actor's weights after two updates."""
     settings = RoleConfig(model=str(teacher), device="cpu", dtype=dtype)
     found = load_in_pieces(settings, trainable=False) if pieces else None
     models: Any = [load_model(settings), load_model(settings) if found is None else found.model]

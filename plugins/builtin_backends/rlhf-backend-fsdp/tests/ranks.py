@@ -188,7 +188,7 @@ def infer(ranks: Ranks, models: dict[str, Path], **named: Any) -> dict[str, Any]
 def frozen(
     ranks: Ranks, path: Path, rows: list[list[int]], head: Any, dtype: Any, pieces: bool, **options: Any
 ) -> dict[str, Any]:
-    """What a model that is not trained says of this rank's rows, whole and split; and the bytes held of its weights."""
+    """Outputs of a model that is not trained, whole and split, for this rank's rows; and the bytes held of its weights."""
     settings, algorithm = RoleConfig(model=str(path), device="cpu", dtype=dtype), Algorithm()
     found = load_in_pieces(settings, head=head, trainable=False) if pieces else None
     models: Any = [load_model(settings, head=head), load_model(settings, head=head) if found is None else found.model]

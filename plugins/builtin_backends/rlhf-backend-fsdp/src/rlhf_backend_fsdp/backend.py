@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlhf_backend_fsdp import FSDP, QUANTIZED, checkpoints
-from rlhf_backend_fsdp.splitting import fill, gather_no_more, mesh_of, precision_on, split, whole
+from rlhf_backend_fsdp.splitting import gather_no_more, mesh_of, precision_on, split, whole
 from rlhf_host import UserError
 from rlhf_host.backends import (
     Parking,
@@ -63,9 +63,7 @@ class FSDPBackend(Parks):
         """A weight's first name → all of them."""
         for names in _names(self.model):
             self._names[names[0]] = names
-        self._passes = split(self.model, start.compute, mesh, self.precision, offload=options.offload == "cpu")
-        if start.weights is not None:
-            fill(self._passes, self.model, start.weights(), torch.device("cpu") if options.offload == "cpu" else self.device)
+        self._passes = split(start, mesh, self.precision, self.device, offload=options.offload == "cpu")
         self._weights: dict[str, Any] = dict(self.model.named_parameters())
         self._pieces = {name: nn.Parameter(_piece(each)) for name, each in self._weights.items() if each.requires_grad}
         """This process's pieces of what is trained: AdamW sees plain tensors."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from rlhf_backend_fsdp import FSDP
-from rlhf_backend_fsdp.splitting import fill, gather_no_more, mesh_of, split
+from rlhf_backend_fsdp.splitting import gather_no_more, mesh_of, split
 from rlhf_host.backends import run_through
 from rlhf_host.protocols import BackendStart, Tensors
 
@@ -20,10 +19,8 @@ class FSDPFrozen:
 
     def __init__(self, options: FSDP.Options, start: BackendStart):
         device = start.device or next(start.model.parameters()).device
-        mesh, away = mesh_of(device, start.ranks, options.shard), options.offload == "cpu"
-        self._passes = split(start.model, start.compute, mesh, "fp32", offload=away)
-        if start.weights is not None:
-            fill(self._passes, start.model, start.weights(), torch.device("cpu") if away else device)
+        mesh = mesh_of(device, start.ranks, options.shard)
+        self._passes = split(start, mesh, "fp32", device, offload=options.offload == "cpu")
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         results = run_through(self._passes, compute, *inputs)

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from rlhf_host import RunError, UserError
-from rlhf_host.protocols import Buckets, Ranks
+from rlhf_host.protocols import BackendStart, Buckets, Ranks
 
 OTHERWISE = "choose --backend deepspeed, or --backend torch"
 
@@ -57,17 +57,18 @@ def mesh_of(device: torch.device, ranks: Ranks, shard: int | None) -> DeviceMesh
     return init_device_mesh(device.type, (ranks.processes // shard, shard), mesh_dim_names=("copies", "shard"))
 
 
-def split(model: Any, compute: nn.Module, mesh: DeviceMesh, precision: str, *, offload: bool) -> Any:
-    """Splits the weights of a model, block by block. Returns the root, through which its passes go.
+def split(start: BackendStart, mesh: DeviceMesh, precision: str, device: torch.device, *, offload: bool) -> Any:
+    """Splits the weights of a model, block by block, and reads them if they are still in their files. Returns the root, through
+    which its passes go. Only ``start.compute`` is split, and the model's modules have its weights.
 
     Args:
-        compute: what passes run, ``model`` or a twin of it: only this one is split, and the model's modules have its weights.
+        device: where passes compute.
 
     Raises:
         UserError: the model has no blocks, weights that several of them share, or a twin that keeps weights elsewhere.
     """
-    blocks = _blocks(model, compute)
-    _join(model, compute)
+    blocks = _blocks(start.model, start.compute)
+    _join(start.model, start.compute)
     on_gpu = mesh.device_type == "cuda"
     settings: dict[str, Any] = {
         "mesh": mesh,
@@ -79,7 +80,7 @@ def split(model: Any, compute: nn.Module, mesh: DeviceMesh, precision: str, *, o
         ),
         "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy(),
     }
-    root = Passes(compute)
+    root = Passes(start.compute)
     for block in reversed(blocks):  # those inside others first
         fully_shard(block, **settings)
     fully_shard(root, reshard_after_forward=False, **settings)
@@ -87,6 +88,8 @@ def split(model: Any, compute: nn.Module, mesh: DeviceMesh, precision: str, *, o
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    if start.weights is not None:
+        _fill(root, start.model, start.weights(), torch.device("cpu") if offload else device)
     return root
 
 
@@ -98,7 +101,7 @@ def gather_no_more(root: nn.Module) -> None:
 
 
 @torch.no_grad()
-def fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.device) -> None:
+def _fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.device) -> None:
     """Gives a split model whose parameters are on ``meta`` this process's pieces of them.
 
     Args:

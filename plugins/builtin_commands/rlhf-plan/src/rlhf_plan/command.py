@@ -16,6 +16,7 @@ from rlhf_host import UserError
 from rlhf_host.commands import near_matches, phase
 from rlhf_host.protocols import DeviceKind
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, merge_needs, resolve
+from rlhf_plan.parts import GB, PARTS
 
 if TYPE_CHECKING:
     from rlhf_host.internals import PluginManager
@@ -23,17 +24,6 @@ if TYPE_CHECKING:
 
 HELP_GROUP = "Train"
 
-PARTS = {
-    "weights": "of trained and frozen roles",
-    "gradients": "with the buffers in which they are reduced",
-    "optimizer": "moments, and weights in float32 where those of passes are not",
-    "gathered": "weights that are whole during a pass, and autocast's copies",
-    "activations": "what a pass keeps for its backward pass",
-    "logits": "a chunk of them, and the gradient of the head",
-    "engine": "weights of an engine",
-    "cache": "keys and values of answers",
-    "sync": "buckets of weights on their way to engines",
-}
 KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "cpu": "cpu"}
 CONTROL = ("memory-gb", "device", "json", *(f"{part}-gb" for part in PARTS))
 
@@ -132,16 +122,13 @@ class Plan:
         from rlhf_plan.fitting import problem
         from rlhf_plan.phases import Planner, Sampling
 
-        needs = merge_needs(manager)
+        needs, traits = merge_needs(manager), RunTraits.of(config)
         if not any(need.name == "actor" for need in needs.roles):
             raise UserError("no algorithm is chosen, so there is no model to plan for: give --algo NAME")
-        if reasons := list(refusals(config, RunTraits.of(config), needs)):
+        if reasons := list(refusals(config, traits, needs)):
             raise UserError("\n".join(reasons))
-        start, rollout, prompt = (
-            runtime_start(config, manager, needs, None, 1, {}),
-            config.rollout,
-            config.data.max_prompt_tokens,
-        )
+        start = runtime_start(config, manager, needs, None, 1, {})
+        rollout, prompt = config.rollout, config.data.max_prompt_tokens
         row = rollout.max_tokens or (None if prompt is None else prompt + rollout.max_new_tokens)
         more = "Prompts are not in the cache: set --data.max-prompt-tokens or --rollout.max-tokens."
         sampling = Sampling(
@@ -149,7 +136,7 @@ class Plan:
             longest=row or rollout.max_new_tokens,
             row=row if needs.samples else config.data.max_tokens,
             bucket_bytes=weight_sync_plugin(config).traits.bucket_bytes if needs.samples else 0,
-            remote=RunTraits.of(config).runtime.remote,
+            remote=traits.runtime.remote,
         )
         planner = Planner(sampling=sampling, device=device, device_bytes=device_bytes, overrides=overrides)
         runtime = runtime_plugin(config)
@@ -183,7 +170,7 @@ class Plan:
 
 def _row(phase: Phase, parts: Sequence[str]) -> list[str]:
     amounts = [*(phase.parts.get(part, 0.0) for part in parts), phase.total]
-    return [f"{phase.group.name}={phase.group.devices}, {phase.name}", *(f"{amount / 1e9:.1f}" for amount in amounts)]
+    return [f"{phase.group.name}={phase.group.devices}, {phase.name}", *(f"{amount / GB:.1f}" for amount in amounts)]
 
 
 def _bytes(line: CommandLine, name: str) -> float | None:
@@ -192,7 +179,7 @@ def _bytes(line: CommandLine, name: str) -> float | None:
         return None
     text = line.value(name) or ""
     try:
-        value = float(text) * 1e9
+        value = float(text) * GB
     except ValueError:
         value = math.nan
     if not 0 <= value < 1e18:

@@ -1,4 +1,4 @@
-"""What of a plan does not fit, and the settings with which it would."""
+"""Refusals of plans that do not fit, with the settings that would."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from rlhf_host import PluginError, UserError
 from rlhf_host.internals import PluginSpec, role_flag
 from rlhf_host.protocols import RuntimeStart
-from rlhf_plan.phases import GB, LOAD, Phase, Planner
+from rlhf_plan.parts import GB
+from rlhf_plan.phases import LOAD, Phase, Planner
 
 SMALLEST_BUDGET = 1024
 """Tokens of the smallest micro-batch that is recommended."""
@@ -99,10 +100,9 @@ def _ways(start: RuntimeStart) -> Iterator[_Way]:
         flags = " ".join(f"--{role_flag(name)}.gradient-checkpointing true" for name in plain)
         yield _Way("checkpointing", flags, {name: {"gradient_checkpointing": True} for name in plain})
     for what in ("engine", "backend"):
-        spec = getattr(start, what)
-        for saver in getattr(spec.build(), "savers", ()) if spec is not None else ():
-            own = spec.build().options
-            options = {name: value for name, value in saver.items() if getattr(own, name, None) != value}
+        plugin = None if getattr(start, what) is None else getattr(start, what).build()
+        for saver in getattr(plugin, "savers", ()):
+            options = {name: value for name, value in saver.items() if getattr(plugin.options, name, None) != value}
             if not options:
                 continue
             flags = " ".join(f"--{what}.{name.replace('_', '-')} {_text(value)}" for name, value in options.items())

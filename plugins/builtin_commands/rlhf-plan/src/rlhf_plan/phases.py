@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from rlhf_host import RoleNeed, UserError
 from rlhf_host.commands import first_line
-from rlhf_host.internals import adapter_views, chunk_bytes, context_length, find_model, outline, weights_of
+from rlhf_host.internals import adapter_views, chunk_bytes, context_length, find_model, in_backend, outline, weights_of
 from rlhf_host.protocols import (
     CountsServing,
     CountsTraining,
@@ -27,21 +27,9 @@ from rlhf_host.protocols import (
 )
 from rlhf_host.settings import RoleConfig
 from rlhf_plan.footprint import Footprint, block_list, footprint, rows_of
+from rlhf_plan.parts import PARTS
 
-PARTS = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "gathered",
-    "activations",
-    "logits",
-    "engine",
-    "cache",
-    "sync",
-)
-"""What a device holds: of the roles, then of engines; at last buckets of weights on their way."""
 START, LOAD, TRAIN, SYNC, SAMPLE = "engines start", "models are loaded", "training", "weights are sent", "sampling"
-GB = 1e9
 USABLE = 0.9
 """Share of a device that is planned with; the rest is for the driver, kernels' workspaces and fragments, which is an estimate."""
 BESIDE = 0.05
@@ -65,7 +53,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What a run asks of its engines, and how weights reach them."""
+    """Demands of a run on its engines, and the way of weights to them."""
 
     answers: int
     """Answers that are sampled at once, by all engines."""
@@ -140,8 +128,7 @@ class Planner:
         model, settings = self._model(start, need), start.roles[need.name]
         backend: Any = start.backend.build()
         traits = backend.traits
-        splits = need.trainable or (traits.splits_frozen and group.devices > 1 and not settings.quantize)
-        if not splits:
+        if not in_backend(need, settings, traits, group.devices):
             parts = {"weights": model.bytes}
             return _Role(need.name, model.bytes, parts, parts)
         if not isinstance(backend, CountsTraining):
@@ -178,7 +165,7 @@ class Planner:
         return _Role.of(need.name, loaded, needed, kept, passed.copies, logits)
 
     def _engine(self, start: RuntimeStart, group: DeviceGroup, device: DeviceKind) -> ServingMemory:
-        """Returns the memory of the engine, if it is on these devices or gets weights from them; else nothing."""
+        """Returns the memory of an engine on these devices; none, if there is no engine."""
         if start.engine is None or not group.engines:
             return ServingMemory(weights=0, cache=0)
         plugin = start.engine.build()
@@ -189,7 +176,6 @@ class Planner:
         return plugin.memory(
             ServedModel(
                 numbers=model.trained + model.frozen,
-                width=2,
                 cached=self._footprint(start, need).cached,
                 rows=math.ceil(self.sampling.answers / group.engines),
                 tokens=min(self.sampling.longest, model.context),
