@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlhf_host.data.contents import text_of
+from rlhf_host.data.contents import has_pictures, text_of
 from rlhf_host.data.rendered import Rendered
 from rlhf_host.data.row_context import NOTHING, RowContext
 from rlhf_host.data.template_writer import WITHOUT_TOOLS, TemplateWriter, refuse_cuts
 from rlhf_host.data.templates import check_template, uses_chat_template
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
+
+NO_TEMPLATE = (
+    "pictures are placed by a chat template, and there is none: use a tokenizer that has one, and leave data.template unset"
+)
+"""What is wrong with pictures in plain text."""
 
 
 def render_prompt(
@@ -70,6 +75,8 @@ class Prompts:
             writer.refuse_losses(messages, beside.tools, opens=True)
             refuse_cuts(messages, written, answers=False)
             return written
+        if not isinstance(prompt, str) and any(has_pictures(message.get("content")) for message in prompt):
+            raise UserError(NO_TEMPLATE)
         if beside.tools:
             raise UserError(f"plain text has no tools: {WITHOUT_TOOLS}")
         if beside.template_kwargs:

@@ -16,12 +16,15 @@ from typing import Any
 
 from rlhf_host.data import contents, tool_formats
 from rlhf_host.data.answer_reader import AnswerReader
-from rlhf_host.data.chat import conversation, encode, render_prompts
+from rlhf_host.data.chat import NO_TEMPLATE, conversation, encode, render_prompts
+from rlhf_host.data.pictures import as_messages
+from rlhf_host.data.processor import Processor
 from rlhf_host.data.template_writer import MEMO, WITHOUT_TOOLS, TemplateWriter, Tools, reasoning_of, refuse_cuts
 from rlhf_host.data.templates import uses_chat_template
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import EpisodeFailed, FinishReason, Message
 from rlhf_host.records.messages import Reply
+from rlhf_host.records.pictures import Picture, pictures_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class ChatCodec:
         """Returns the tokens of a new conversation, ready for an answer. Raises ``EpisodeFailed`` for messages that the chat
         template refuses or leaves out.
         """
+        self._refuse_pictures(messages)
         if not self.chat:
             said = [{**message, "content": text_of(message.get("content"))} for message in messages]
             if any("tool_calls" in message or message["role"] == "tool" for message in said) or tools:
@@ -89,7 +93,14 @@ class ChatCodec:
         text = self._told(lambda: self._write(messages, True, tools))
         self._told(lambda: self.writer.refuse_losses(messages, tools, opens=True, words_alone=True))
         self._told(lambda: refuse_cuts(messages, text, answers=False))
-        return encode([text], self.tokenizer, special=False)[0]
+        return self._tokens(text, pictures_in(messages), whole=True)
+
+    def _tokens(self, text: str, pictures: Sequence[Picture], *, whole: bool = False) -> list[int]:
+        """Returns the tokens of a template's text, with those of its pictures."""
+        ids: list[int] = self._told(lambda: encode([text], self.tokenizer, special=False)[0])
+        if not pictures:
+            return ids
+        return list(self._told(lambda: Processor.beside(self.tokenizer).expand(ids, pictures, text if whole else None)))
 
     def delta(self, last: Message, new: Sequence[Message], sampled: Sequence[int], *, tools: Tools | None = None) -> list[int]:
         """Returns the tokens to append after an answer, so that the policy can give the next one.
@@ -105,6 +116,7 @@ class ChatCodec:
 
         Raises ``EpisodeFailed`` for messages that the chat template refuses or leaves out, naming them.
         """
+        self._refuse_pictures(new)
         for message in new:
             text = text_of(message.get("content"))
             if text.strip() and not self._told(lambda text=text: encode([text], self.tokenizer, special=False)[0]):
@@ -125,7 +137,7 @@ class ChatCodec:
                 junction = replace(junction, stop=own, stop_id=last_id)
             else:
                 keeps = not junction.closes
-        ids = self._told(lambda: encode([text], self.tokenizer, special=False)[0])
+        ids = self._tokens(text, pictures_in(new))
         if not ids or ids[0] != junction.stop_id:
             raise EpisodeFailed(f"codec: the tokenizer does not read the chat template's {junction.stop!r} as one token")
         return ids if keeps else ids[1:]
@@ -278,8 +290,8 @@ class ChatCodec:
     def _hold(self, new: Sequence[Message], text: str) -> None:
         """Raises ``EpisodeFailed`` if the text of a message is missing in the template's output, or out of order."""
         place = 0
-        for message in new:
-            words = text_of(message.get("content")).strip()
+        texts = ((message, words.strip()) for message in new for words in contents.texts_of(message.get("content")))
+        for message, words in texts:
             forms = (words, json.dumps(words, ensure_ascii=False)[1:-1], json.dumps(words)[1:-1], " ".join(words.split()))
             found = [at + len(form) for form in forms if (at := text.find(form, place)) >= 0]
             if not found:
@@ -287,6 +299,13 @@ class ChatCodec:
                     f"codec: the chat template changes a message of the role {message.get('role')!r}: {words[:60]!r}"
                 )
             place = min(found)
+
+    def _refuse_pictures(self, messages: Sequence[Message]) -> None:
+        parts = [part for message in messages for part in contents.pictures(message.get("content"))]
+        if unread := next((part for part in parts if not isinstance(part.get("image"), Picture)), None):
+            raise EpisodeFailed(f"codec: a message has a part of the type {unread['type']!r}, and its picture was not read")
+        if parts and not self.chat:
+            raise EpisodeFailed(f"codec: {NO_TEMPLATE}")
 
     def _write(self, messages: Sequence[Message], opens: bool, tools: Tools | None) -> str:
         return self.writer.write(messages, opens=opens, tools=tools)
@@ -335,6 +354,16 @@ def text_of(content: Any) -> str:
         raise EpisodeFailed(f"codec: {error}") from error
 
 
+def with_pictures(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns messages of a program with the pictures of their parts. Raises ``EpisodeFailed`` for one that cannot be read."""
+    if not any(contents.has_pictures(message.get("content")) for message in messages):
+        return messages
+    try:
+        return as_messages(messages)
+    except UserError as error:
+        raise EpisodeFailed(f"codec: {error}") from error
+
+
 def _bound(memo: dict[str, Any]) -> None:
     if len(memo) >= MEMO:
         memo.clear()
@@ -343,7 +372,8 @@ def _bound(memo: dict[str, Any]) -> None:
 def _shape(message: Message) -> list[Any]:
     """Returns everything in a message that affects the form of the template's output."""
     calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
-    return [message.get("role"), bool(text_of(message.get("content"))), bool(reasoning_of(message)), calls]
+    kinds = [part["type"] for part in contents.plain_parts(message.get("content"))]
+    return [message.get("role"), kinds, bool(reasoning_of(message)), calls]
 
 
 def _result(call: Mapping[str, Any], text: str) -> Message:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.chat import encode, encode_prompts, trim
+from rlhf_host.data.processor import Processor
 from rlhf_host.data.spans import MarkedText
 from rlhf_host.data.units import Row
+from rlhf_host.errors import UserError
 from rlhf_host.records.numbers import Numbers
 
 _TAIL = 16  # characters before an edge that settle which token ends there
@@ -95,7 +97,7 @@ class Encoder:
             completion = self._whole(text, next(whole)) if self._offsets else None
             ids, spans = completion or self._pieces(text)
             rows.append(self._row(prompt, ids, spans, text))
-        return rows
+        return [_seen(row, text, self._tokenizer) if text.images else row for row, text in zip(rows, texts, strict=True)]
 
     def _encoded(self, texts: Sequence[str], special: bool) -> list[_Encoded]:
         if not texts:
@@ -189,6 +191,32 @@ class Encoder:
         begin = len(self._before)
         after = encode([f"\n{piece}" for piece in pieces], self._tokenizer, special=False)
         return [ids[begin:] if ids[:begin] == self._before else plain for ids, plain in zip(after, alone, strict=True)]
+
+
+def _seen(row: Row | Malformed, text: MarkedText, tokenizer: Any) -> Row | Malformed:
+    """Returns the row with the tokens of its pictures, or what is wrong with them."""
+    if isinstance(row, Malformed):
+        return row
+    try:
+        processor = Processor.beside(tokenizer)
+        count = list(row.prompt_ids).count(processor.placeholder)
+        first, later = text.images[:count], text.images[count:]
+        prompt = processor.expand(row.prompt_ids, first, text.prompt)
+        completion = processor.expand(row.completion_ids, later)
+        added = [0]
+        pictures = iter(later)
+        for token in row.completion_ids:
+            own = len(processor.tokens(next(pictures))) - 1 if token == processor.placeholder else 0
+            added.append(added[-1] + own)
+    except UserError as error:
+        return Malformed(str(error))
+    columns = {name: values for name, values in row.token_columns.items() if not later}
+    if columns.keys() != row.token_columns.keys():
+        return Malformed("a row with values for its tokens cannot have pictures in its answer")
+    trained = tuple((begin + added[begin], end + added[end]) for begin, end in row.trained)
+    return replace(
+        row, prompt_ids=Numbers("i", prompt), completion_ids=Numbers("i", completion), trained=trained, images=text.images
+    )
 
 
 def _last_words(prompt: str) -> int:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_host.data.bad_rows import MISSING, Malformed, check_text, get, kind_of, look_up
@@ -63,6 +64,8 @@ class Reading:
     """True if transcripts become conversations."""
     ignore: Sequence[str] = ()
     """Columns and keys of messages that are not read."""
+    root: Path | None = None
+    """The directory of relative paths of pictures; None: the current one."""
 
 
 Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]

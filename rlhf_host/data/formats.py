@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed
+from rlhf_host.data.contents import has_pictures
 from rlhf_host.data.examples import (
     Example,
     Read,
@@ -27,7 +29,9 @@ from rlhf_host.data.examples import (
     read_unpaired,
 )
 from rlhf_host.data.messages import as_list
+from rlhf_host.data.pictures import pictured
 from rlhf_host.data.row_context import BESIDE, HISTORY, SYSTEM, context_of, refuse_weights
+from rlhf_host.data.row_values import Text
 from rlhf_host.errors import UserError, near_matches
 
 PAIRS = ("preference", "unpaired")
@@ -61,14 +65,27 @@ class Format:
         named = {key.partition(".")[0] for key in (reading.prompt_key, reading.label_key) if key is not None}
         beside = context_of(row, {*named, *self.own, *reading.ignore})
         if not beside:
-            return example
+            return _pictured(example, (), reading.root)
         if example.own_turns or example.prompt == "":
             names = ", ".join(name for name in row if name in BESIDE and name not in self.own and row[name] is not None)
             raise Malformed(
                 f"the texts of the format {self.name} are used as they are, and {names} cannot be added: write that into"
                 " the texts, or leave it unread (data.ignore)"
             )
-        return replace(example, beside=beside)
+        return replace(_pictured(example, beside.images, reading.root), beside=beside)
+
+
+def _pictured(example: Example, images: Sequence[Any], root: Path | None) -> Example:
+    """Returns the example with its pictures in the parts of its messages. Raises ``Malformed`` for pictures that cannot be used."""
+
+    def own(text: Text, given: Sequence[Any] = ()) -> Text:
+        parts = not isinstance(text, str) and any(has_pictures(message.get("content")) for message in text)
+        return pictured(text, given, root) if parts or given else text
+
+    if example.prompt:
+        completions = tuple(own(completion) for completion in example.completions)
+        return replace(example, prompt=own(example.prompt, images), completions=completions)
+    return replace(example, completions=tuple(own(completion, images) for completion in example.completions))
 
 
 def _has(row: Row, *columns: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_host.config.schema import DataConfig, DataSource
@@ -121,6 +122,8 @@ class _Digest:
             self._add("i", row.prompt_ids)
             self._add("i", row.completion_ids)
             self._add("q", list(chain.from_iterable(row.trained)))
+            for picture in row.images:
+                self._hash.update(f"{picture.key}\0".encode())
             for key, values in sorted({**{key: [value] for key, value in row.columns.items()}, **row.token_columns}.items()):
                 self._hash.update(f"{key}\0".encode())
                 self._add("d", values)
@@ -214,7 +217,7 @@ class _Loader:
         bad = BadRows(rows.where, stops=self.data.on_bad_row == "stop")
         counts, digest = _Counts(), _Digest()
         most = min((most for most in (source.max_samples, self.data.max_samples) if most is not None), default=None)
-        examples = islice(self._examples(chain(first, numbered), how, source, bad, counts), most)
+        examples = islice(self._examples(chain(first, numbered), how, source, bad, counts, rows.root), most)
 
         def batches() -> Iterator[list[Unit]]:
             for units in self._ahead(examples, bad, counts):
@@ -235,7 +238,13 @@ class _Loader:
         return _Loaded(units, said["digest"], said["lines"])
 
     def _examples(
-        self, rows: Iterator[tuple[int, Any]], how: Format, source: DataSource, bad: BadRows, counts: _Counts
+        self,
+        rows: Iterator[tuple[int, Any]],
+        how: Format,
+        source: DataSource,
+        bad: BadRows,
+        counts: _Counts,
+        root: Path | None,
     ) -> Iterator[_Marked]:
         """Yields the number of each good row, and the texts of its units or its tokens."""
         reading = Reading(
@@ -247,6 +256,7 @@ class _Loader:
             vocabulary=len(self.tokenizer),
             hh_chat=self.data.hh == "chat",
             ignore=self.data.ignore,
+            root=root,
         )
         for index, row in rows:
             counts.read += 1
@@ -319,7 +329,8 @@ class _Loader:
         truncates = self.kind == "prompt_completion" if self.data.long_rows == "auto" else self.data.long_rows == "truncate"
         cut = tuple(_cut(row, limit - len(row.prompt_ids)) for row in rows)
         same = len(cut) > 1 and cut[0].completion_ids == cut[1].completion_ids
-        if not truncates or same or not all(row.trained for row in cut):
+        whole = any(row.images for row in rows)  # a picture in an answer might be cut
+        if not truncates or same or whole or not all(row.trained for row in cut):
             counts.left_out += 1
             return None
         counts.cut += 1

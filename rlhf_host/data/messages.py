@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed, check_text, kind_of
+from rlhf_host.data.contents import has_pictures
 from rlhf_host.data.contents import text_of as text_of_content
 from rlhf_host.data.template_writer import REASONING, WITHOUT_TOOLS
 from rlhf_host.errors import UserError, near_matches
@@ -40,7 +41,8 @@ UNTRAINED_BY = ("mask", "masked", "is_masked", "ignore", "ignore_loss", "no_loss
 """Keys with which they mark it as not trained."""
 THOUGHTS = (*REASONING, "thought", "thoughts", "reasoning_text")
 REFUSED = {
-    **dict.fromkeys(("image", "images", "image_url", "video", "videos", "audio", "audios"), "only texts are read"),
+    **dict.fromkeys(("image", "images", "image_url"), "write pictures as parts of the content, or in a column of the row"),
+    **dict.fromkeys(("video", "videos", "audio", "audios"), "texts and pictures are read"),
     **dict.fromkeys(("train_detail", "training_detail"), "parts of a message are not marked here: cut it into messages"),
     **dict.fromkeys(("reasoning_details", "thinking_blocks"), "write the thoughts as a text under 'reasoning_content'"),
     **dict.fromkeys(
@@ -144,11 +146,11 @@ def _message(message: Mapping[str, Any], which: str, key: str, ignore: Collectio
         if (reasoning := _thoughts_of(cleaned, which)) is not None:
             cleaned["reasoning_content"] = reasoning
         if isinstance(content, list | tuple):
-            try:
-                content = text_of_content(content)
-            except UserError as error:
-                raise Malformed(f"{which}: {error}") from None
+            content = _content(content, which)
         cleaned["content"] = content
+    if has_pictures(content) and role != "assistant":
+        check_text(text_of_content(content), key)
+        return _marked(cleaned, which)
     if not isinstance(content, str):
         way = ": write it as a text, as by json.dumps" if isinstance(content, Mapping) else ""
         raise Malformed(f"{which} must have a text as content, not {kind_of(content)}{way}")
@@ -156,6 +158,19 @@ def _message(message: Mapping[str, Any], which: str, key: str, ignore: Collectio
         raise Malformed(f"{which} is empty")
     check_text(content, key)
     return cleaned if plain else _marked(cleaned, which)
+
+
+def _content(parts: list[Any] | tuple[Any, ...], which: str) -> str | list[Any]:
+    """Returns the parts of a content as one text, or as they are if some are pictures."""
+    plain = [
+        {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else part
+        for part in parts
+    ]
+    try:
+        text = text_of_content(plain)
+    except UserError as error:
+        raise Malformed(f"{which}: {error}") from None
+    return plain if has_pictures(plain) else text
 
 
 def _refuse_keys(message: Mapping[str, Any], which: str) -> None:

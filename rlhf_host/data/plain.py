@@ -17,9 +17,13 @@ def plain_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
     A table of Arrow, such as a dataset, gives every mapping in a column the same keys, and fills them with nulls: these are
     removed. The null of a whole column stays, because the row has that column; nulls of values that are kept as JSON stay too.
+    Pictures stay files, as bytes or by their paths.
     """
     table = hasattr(rows, "column_names")
     forms = (getattr(rows, "features", None) or {}) if table else {}
+    if _has_pictures(forms):
+        stream: Any = rows.to_iterable_dataset() if hasattr(rows, "to_iterable_dataset") else rows
+        rows = stream.decode(False)
     for row in rows:
         yield {
             name: value if type(value) in _OF_JSON else plain(value, forms.get(name, True) if table else None)
@@ -57,6 +61,12 @@ def plain(value: Any, form: Any = None) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy
         return plain(value.tolist(), form)
     return value
+
+
+def _has_pictures(form: Any) -> bool:
+    """Returns True for features of a dataset that it would decode to pictures."""
+    inner = form.values() if isinstance(form, Mapping) else form if isinstance(form, list) else [getattr(form, "feature", None)]
+    return type(form).__name__ == "Image" or any(map(_has_pictures, filter(None, inner)))
 
 
 def _number(value: Decimal) -> int | float | str:

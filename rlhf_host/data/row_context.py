@@ -21,9 +21,8 @@ TEMPLATE_KWARGS = ("chat_template_kwargs", "apply_chat_template_kwargs", "templa
 TOLD: Mapping[str, type] = {"enable_thinking": bool, "reasoning_effort": str}
 """Columns that are passed to the chat template under their own names → their required type."""
 TEMPLATE = "chat_template"
-PICTURES = (
-    "image", "images", "video", "videos", "audio", "audios", "pixel_values", "multi_modal_data", "multi_modal_inputs",
-)  # fmt: skip
+PICTURES = ("image", "images")
+OTHER_MEDIA = ("video", "videos", "audio", "audios", "pixel_values", "multi_modal_data", "multi_modal_inputs")
 HISTORY = "history"
 WEIGHTS: Mapping[str, Any] = {
     **dict.fromkeys(("weight", "loss_weight", "sample_weight", "loss_mask", "loss_scale"), 1),
@@ -37,7 +36,7 @@ MASK = "mask"
 PEOPLE = ("human", "user")
 TRAINING = frozenset((*WEIGHTS, MASK, *TRAINED_BY, *UNTRAINED_BY, *TOKENS_TRAINED_BY, *TOKENS_UNTRAINED_BY, "masks"))
 """The same, with marks of messages and tokens; a row may have a list of these."""
-BESIDE = frozenset((*SYSTEM, *TOOLS, *TEMPLATE_KWARGS, *TOLD, TEMPLATE, *PICTURES, HISTORY))
+BESIDE = frozenset((*SYSTEM, *TOOLS, *TEMPLATE_KWARGS, *TOLD, TEMPLATE, *PICTURES, *OTHER_MEDIA, HISTORY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,11 @@ class RowContext:
     system: str | None = None
     tools: Sequence[Any] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    images: Sequence[Any] = ()
+    """Pictures as the row has them."""
 
     def __bool__(self) -> bool:
-        return self.system is not None or self.tools is not None or bool(self.template_kwargs)
+        return self.system is not None or self.tools is not None or bool(self.template_kwargs) or bool(self.images)
 
 
 NOTHING = RowContext()
@@ -66,13 +67,13 @@ def context_of(row: Mapping[str, Any], read: Collection[str] = ()) -> RowContext
     if BESIDE.isdisjoint(row):
         return NOTHING
     given = {name: value for name, value in row.items() if name in BESIDE and name not in read and not _empty(value)}
-    for name in (*PICTURES, HISTORY, TEMPLATE):
+    for name in (*OTHER_MEDIA, HISTORY, TEMPLATE):
         if name in given:
             whys = {HISTORY: "earlier turns belong into the messages", TEMPLATE: "the tokenizer's chat template is used"}
-            why = whys.get(name, "only texts are read")
+            why = whys.get(name, "texts and pictures are read")
             raise Malformed(f"{name!r}: {why} (data.ignore {name} leaves it unread)")
     told = {name: value for name, value in _template_kwargs(given).items() if value is not None and name not in read}
-    return RowContext(system_of(given), _tools(given), told)
+    return RowContext(system_of(given), _tools(given), told, _images(given))
 
 
 def refuse_weights(row: Mapping[str, Any]) -> None:
@@ -140,6 +141,14 @@ def system_of(row: Mapping[str, Any]) -> str | None:
     if len(set(texts.values())) > 1:
         raise Malformed(f"{' and '.join(map(repr, texts))} differ: leave one of them unread (data.ignore)")
     return next(iter(texts.values()), None)
+
+
+def _images(row: Mapping[str, Any]) -> Sequence[Any]:
+    """Returns the row's pictures. Raises ``Malformed`` if two columns have some."""
+    found = {name: row[name] for name in PICTURES if name in row}
+    if len(found) > 1:
+        raise Malformed(f"{' and '.join(map(repr, found))} are both there: leave one of them unread (data.ignore)")
+    return next((value if isinstance(value, list | tuple) else [value] for value in found.values()), ())
 
 
 def _tools(row: Mapping[str, Any]) -> list[Any] | None:

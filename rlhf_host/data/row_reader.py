@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.bad_rows import MISSING, BadRows, Malformed, check_text, get, kind_of, look_up
+from rlhf_host.data.contents import has_pictures
 from rlhf_host.data.examples import turns_of
 from rlhf_host.data.messages import as_list, messages_of
-from rlhf_host.data.row_context import BESIDE, HISTORY, context_of, with_system
+from rlhf_host.data.pictures import pictured
+from rlhf_host.data.row_context import BESIDE, HISTORY, PICTURES, context_of, with_system
 from rlhf_host.data.row_values import text_of
 from rlhf_host.data.rows import Rows
 from rlhf_host.records.episodes import Message, Task
+from rlhf_host.records.pictures import is_list, pictures_in
 
 PROMPT_KEYS = ("prompt", "question", "problem", "messages", "instruction", "input")
 LABEL_KEYS = ("label", "answer", "ground_truth", "solution", "target", "output", "reward_model.ground_truth")
@@ -128,24 +132,39 @@ class RowReader:
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
         metadata = {key: value for key, value in row.items() if key not in used}
         task = Task(prompt, label, metadata, agent or None, index, self.name)
-        return task if BESIDE.isdisjoint(metadata) else with_context(task, self.ignore, history=self.context_key is not None)
+        if not BESIDE.isdisjoint(metadata):
+            task = with_context(task, self.ignore, history=self.context_key is not None, root=self.rows.root)
+        return seen(task, self.rows.root)
 
 
-def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False) -> Task:
+def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False, root: Path | None = None) -> Task:
     """Returns the task with the values of its metadata that belong to the prompt. Raises ``Malformed`` for values that cannot
     be honoured.
 
     Args:
         history: True if earlier turns in Alpaca's form are read.
+        root: the directory of relative paths of pictures.
     """
     beside = context_of(task.metadata, {*ignore, HISTORY} if history else ignore)
-    prompt = task.prompt
+    prompt = task.prompt if not beside.images else pictured(task.prompt, beside.images, root)
     turns = turns_of(task.metadata.get(HISTORY)) if history and HISTORY not in ignore else []
     if beside.system is not None or turns:
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         earlier = [({"role": "user", "content": asked}, {"role": "assistant", "content": said}) for asked, said in turns]
         prompt = with_system([*(message for turn in earlier for message in turn), *messages], beside.system)
-    return replace(task, prompt=prompt, tools=beside.tools, template_kwargs=beside.template_kwargs)
+    metadata = task.metadata
+    if beside.images:  # the prompt has them, and a row may have their bytes
+        metadata = {name: value for name, value in metadata.items() if name not in PICTURES}
+    return replace(task, prompt=prompt, metadata=metadata, tools=beside.tools, template_kwargs=beside.template_kwargs)
+
+
+def seen(task: Task, root: Path | None = None) -> Task:
+    """Returns the task with the pictures of its prompt's parts. Raises ``Malformed`` for pictures that cannot be used."""
+    prompt = task.prompt
+    if not task.images and (isinstance(prompt, str) or not any(has_pictures(message.get("content")) for message in prompt)):
+        return task
+    messages = pictured(prompt, task.images, root)
+    return replace(task, prompt=messages, images=pictures_in(messages))
 
 
 def prompt_of(prompt: Any, key: str, ignore: Collection[str] = ()) -> str | list[Message]:
@@ -163,6 +182,6 @@ def prompt_of(prompt: Any, key: str, ignore: Collection[str] = ()) -> str | list
     messages = messages_of(prompt, key, ignore, roles=None)
     if messages[-1]["role"] == "assistant":
         raise Malformed(f"{key!r} ends with an assistant's message; end it with what the model is to answer")
-    if not messages[-1]["content"].strip():
+    if not is_list(content := messages[-1]["content"]) and not content.strip():
         raise Malformed(f"{key!r} ends with an empty message")
     return messages

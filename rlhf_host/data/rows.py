@@ -12,7 +12,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape
 from itertools import islice
 from pathlib import Path
@@ -47,6 +47,8 @@ class Rows:
     """Choices made without being asked for (a subset, a split)."""
     fingerprint: str | None = None
     """Fingerprint of a hub dataset's content."""
+    root: Path | None = None
+    """The directory of relative paths in the rows; ``None``: the current one."""
 
 
 def looks_like_a_file(path: str) -> bool:
@@ -65,12 +67,12 @@ def file_format(path: Path) -> str:
 def read_path(path: Path, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:
     """Returns the rows of a file or a directory. Raises ``UserError`` for unknown formats and directories without data."""
     if path.is_dir():
-        return _read_directory(path, subset, split, default_splits)
+        return replace(_read_directory(path, subset, split, default_splits), root=path)
     if not path.is_file():
         raise UserError(f"{path} is a pipe or a device, and data is read more than once: write it to a file first")
     if subset is not None or split is not None:
         raise UserError(f"{path} is one file: subset and split are for directories and hub datasets")
-    return _read_file(path)
+    return replace(_read_file(path), root=path.parent)
 
 
 def read_hub(name: str, subset: str | None, split: str | None, default_splits: tuple[str, ...]) -> Rows:

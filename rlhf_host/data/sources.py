@@ -14,8 +14,9 @@ from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.bad_rows import BadRows, Malformed
 from rlhf_host.data.chat import Prompts, encode_prompts
 from rlhf_host.data.plain import plain_rows
+from rlhf_host.data.processor import Processor
 from rlhf_host.data.row_context import RowContext
-from rlhf_host.data.row_reader import RowReader, prompt_of
+from rlhf_host.data.row_reader import RowReader, prompt_of, seen
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
 from rlhf_host.data.templates import for_chat, rendering
@@ -258,12 +259,22 @@ class _SourceReader:
             written = [text for _, text in texts if text is not None]
             ids = iter(encode_prompts(written, self.prompts.writer.tokenizer, chat=self.prompts.chat))
             for task, text in texts:
-                made = task if text is None else replace(task, prompt_ids=tuple(next(ids)))
+                try:
+                    made = task if text is None else replace(task, prompt_ids=self._with_pictures(task, next(ids), text))
+                except UserError as error:
+                    _raise_or_count(task, str(error), bad)
+                    continue
                 if made.prompt_ids:
                     done.append(made)
                 else:
                     _raise_or_count(task, f"the tokenizer has no token for its prompt, {str(task.prompt)[:40]!r}", bad)
         return done
+
+    def _with_pictures(self, task: Task, ids: list[int], text: str) -> tuple[int, ...]:
+        """Returns a prompt's tokens with those of its pictures."""
+        if not task.images:
+            return tuple(ids)
+        return tuple(Processor.beside(self.tokenizer).expand(ids, task.images, text))
 
     def _text(self, task: Task) -> str | None:
         if task.prompt_ids is not None:
@@ -273,6 +284,11 @@ class _SourceReader:
     def _cut(self, task: Task) -> Task:
         if self.fits(task) or self.longest is None or self.data.long_prompts == "filter":
             return task
+        if task.images:
+            raise UserError(
+                f"{task.source}, task {task.index + 1}: a prompt of {len(task.prompt_ids or ())} tokens with pictures cannot be cut"
+                f" to {self.longest}: set data.long_prompts filter, or data.max_prompt_tokens higher"
+            )
         return replace(task, prompt_ids=_keep_end(task.prompt_ids or (), self.longest, self.tokenizer))
 
 
@@ -313,12 +329,12 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
     if isinstance(item, Mapping):
         row = dict(item)
         prompt, label, agent = row.pop("prompt", None), row.pop("label", None), row.pop("agent", None)
-        item = Task(prompt, label, row, agent)
+        item = Task(prompt, label, row, agent, images=row.pop("images", ()))
     try:
         if not isinstance(item, Task):
             raise Malformed(f"expected a Task or a mapping, got {type(item).__name__}")
         prompt = prompt_of(list(item.prompt) if isinstance(item.prompt, tuple) else item.prompt, "prompt")
-        return replace(item, prompt=prompt, index=index, source=name)
+        return seen(replace(item, prompt=prompt, index=index, source=name))
     except Malformed as fault:
         raise PluginError(f"{info}: task {index + 1}: {fault}") from None
 

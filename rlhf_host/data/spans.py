@@ -21,6 +21,7 @@ from rlhf_host.data.template_writer import TemplateWriter, Tools, reasoning_of, 
 from rlhf_host.data.templates import uses_chat_template
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
+from rlhf_host.records.pictures import Picture, is_list, pictures_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class MarkedText:
     """A token to add after ``rest``, trained, unless the text ends with it."""
     columns: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[tuple[str, float], ...] = ()
+    images: tuple[Picture, ...] = ()
+    """Pictures of both, in the order of their places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class _Turn:
     answer: str
     stopped: bool
     """True if the answer's text ends with a stop token."""
+    images: tuple[Picture, ...] = ()
 
 
 class Marker:
@@ -150,7 +154,9 @@ class Marker:
 
     def _clean(self, message: Message, number: int) -> Message:
         """Returns the message for the template: without the mark, and without an end that the template writes itself."""
-        self._rendered.refuse(message["content"], f"message {number} ({message['role']})")
+        self._rendered.refuse(text_of(message["content"]), f"message {number} ({message['role']})")
+        if is_list(message["content"]):
+            return message
         content, end = without_end(message["content"], self._ends)
         if not end and UNTRAINED not in message:
             return message
@@ -177,7 +183,7 @@ class Marker:
             completion = without_opening(text, completion)
         whole = ((0, len(completion)),)
         last = None if end else self.end if chat else self._eos
-        return MarkedText(text, completion, whole, chat, last, columns, steps)
+        return MarkedText(text, completion, whole, chat, last, columns, steps, pictures_in(prompt))
 
     def _conversation(
         self, messages: list[Message], trained: Sequence[int], example: Example, columns: Mapping[str, float]
@@ -201,7 +207,7 @@ class Marker:
         begin = len(turns[0].prompt)
         spans = tuple((len(turn.prompt) - begin, len(turn.prompt + turn.answer) - begin) for turn in turns)
         end = None if turns[-1].stopped else self.end
-        return MarkedText(text[:begin], text[begin:], spans, True, end, columns)
+        return MarkedText(text[:begin], text[begin:], spans, True, end, columns, images=turns[-1].images)
 
     def _turn(self, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> _Turn:
         """Returns the last message as the text that the model should write."""
@@ -217,7 +223,7 @@ class Marker:
         if end <= begin:
             raise Malformed(f"the chat template leaves out message {len(messages)} (assistant)")
         refuse_cuts(messages[-1:], text[begin:end], answers=True, first=len(messages))
-        return _Turn(prompt, text[begin:end], stopped)
+        return _Turn(prompt, text[begin:end], stopped, pictures_in(messages))
 
     def _behind(self, opening: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
         """Finds where the answer begins in a template that changes the text before its opening (Hermes, Mistral); 0: unknown."""
@@ -256,7 +262,7 @@ class Marker:
             )
         words = self._words_end(text, in_common(prompt, text), messages, writer, tools)
         stop = next((found[0] for known in (self.stops, self._special) if (found := _first(text[words:], known))), "")
-        return _Turn(prompt, answer + stop, bool(stop))
+        return _Turn(prompt, answer + stop, bool(stop), pictures_in(messages))
 
     def _end(
         self, text: str, begin: int, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None

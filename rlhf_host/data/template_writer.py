@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from rlhf_host.data.contents import text_of
+from rlhf_host.data.contents import has_pictures, plain_parts, text_of, texts_of
 from rlhf_host.data.templates import apply_template, for_row
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
@@ -245,9 +245,9 @@ def refuse_cuts(messages: Sequence[Message], text: str, *, answers: bool, first:
         first: the number of the first message.
     """
     for number, message in enumerate(messages, start=first):
-        if (message["role"] == "assistant") != answers or (content := text_of(message.get("content")).strip()) in text:
+        if (message["role"] == "assistant") != answers or text_of(message.get("content")).strip() in text:
             continue
-        parts = (part.strip() for part in _TAGS.split(content))
+        parts = (part.strip() for content in texts_of(message.get("content")) for part in _TAGS.split(content))
         if (lost := next((part for part in parts if not _is_written(part, text)), None)) is not None:
             raise UserError(
                 f"the chat template leaves out or changes words of message {number} ({message['role']}), such as"
@@ -280,7 +280,9 @@ def _shape(message: Message) -> Any:
     if _is_plain(message) and _NAMED.isdisjoint(message):
         return message["role"], bool(message["content"].strip())
     content, calls = message.get("content"), message.get("tool_calls")
-    words = bool(content.strip()) if isinstance(content, str) else bool(text_of(content).strip())
+    words: Any = bool(content.strip()) if isinstance(content, str) else bool(text_of(content).strip())
+    if has_pictures(content):
+        words = tuple(part["type"] for part in plain_parts(content))
     called = tuple(bool(call.get("function", call).get("arguments")) for call in calls) if calls else ()
     return message["role"], words, bool(reasoning_of(message)), called, *(bool(message.get(name)) for name in SHOWN)
 
@@ -294,8 +296,8 @@ def _in_form(message: Message, as_json: bool, in_parts: bool) -> Message:
     """Returns the message with its content, thoughts and arguments in the form that the template accepts."""
     calls, reasoning = message.get("tool_calls"), reasoning_of(message)
     shaped = {**message, "content": text_of(message.get("content"))}
-    if in_parts:
-        shaped["content"] = [{"type": "text", "text": shaped["content"]}]
+    if in_parts or has_pictures(message.get("content")):
+        shaped["content"] = plain_parts(message.get("content"))
     if reasoning:
         shaped |= dict.fromkeys(REASONING, reasoning)
     if message["role"] == "tool":

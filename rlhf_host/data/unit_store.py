@@ -19,8 +19,9 @@ from rlhf_host.data.units import Row, Unit
 from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.records.pictures import Picture
 
-VERSION = 4
+VERSION = 5
 """Part of every key; increases with every change to how rows become units, and to the stored data."""
 COLUMNS = ("label", "margin", "reward")
 TOKEN_COLUMNS = ("step",)
@@ -81,7 +82,8 @@ class StoredUnits(Sequence[Any]):
         columns = {name: value for name in COLUMNS if (value := batch.column(name)[place].as_py()) is not None}
         of_tokens = {name: values for name in TOKEN_COLUMNS if (values := numbers(name, "f")) is not None}
         spans = tuple(zip(edges[::2], edges[1::2], strict=True))
-        return Row(numbers("prompt", "i") or (), numbers("completion", "i") or (), spans, columns, of_tokens)
+        images = tuple(Picture(*json.loads(text)) for text in batch.column("images")[place].as_py() or ())
+        return Row(numbers("prompt", "i") or (), numbers("completion", "i") or (), spans, columns, of_tokens, images)
 
 
 def unit_lengths(units: Sequence[Unit]) -> Any:
@@ -139,6 +141,7 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
     fields = [pyarrow.field(name, pyarrow.list_(pyarrow.int32())) for name in names]
     fields += [pyarrow.field(name, pyarrow.float64()) for name in COLUMNS]
     fields += [pyarrow.field(name, pyarrow.list_(pyarrow.float32())) for name in TOKEN_COLUMNS]
+    fields.append(pyarrow.field("images", pyarrow.list_(pyarrow.string())))
     schema = pyarrow.schema(fields)
 
     def lists(values: Iterable[Iterable[int]]) -> Any:
@@ -159,6 +162,7 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
                 lists(chain.from_iterable(row.trained) for row in batch),
                 *([row.columns.get(name) for row in batch] for name in COLUMNS),
                 *([row.token_columns.get(name) for row in batch] for name in TOKEN_COLUMNS),
+                [[json.dumps([each.key, each.width, each.height, each.path]) for each in row.images] for row in batch],
             ]
             arrays = [
                 values if isinstance(values, pyarrow.Array) else pyarrow.array(values, field.type)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlhf_host.data.stream import IndexedTasks, TaskSet
 from rlhf_host.records.episodes import Task
+from rlhf_host.records.pictures import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Row:
     """Columns such as ``label`` and ``margin``."""
     token_columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Columns with one value per completion token."""
+    images: Sequence[Picture] = ()
+    """The pictures that some of its tokens stand for, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -150,7 +150,7 @@ class PlainDecoder:
             part, order = order[:count], order[count:]
             cache.places = places = torch.tensor(part, device=self._device)
             ids = torch.tensor([[*prompts[i], *[0] * (width - len(prompts[i]))] for i in part], device=self._device)
-            hidden = self._decoder(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+            hidden = self._begin([prompts[i] for i in part], ids, part)
             last = hidden[torch.arange(len(part), device=self._device), cache.lengths[places] - 1]
             part_logits = self.head(last, self._autocast)
             logits = part_logits.new_empty(len(prompts), part_logits.shape[-1]) if logits is None else logits
@@ -158,13 +158,27 @@ class PlainDecoder:
         assert logits is not None
         return logits
 
+    def _begin(self, prompts: Sequence[Sequence[int]], ids: Tensor, numbers: Sequence[int]) -> Tensor:
+        """Returns ``[b, W, H]`` hidden states of some prompts, whose keys and values go into the cache.
+
+        Args:
+            ids: ``[b, W]``, right-padded.
+            numbers: of these prompts among all.
+        """
+        states: Tensor = self._decoder(input_ids=ids, past_key_values=self._cache, use_cache=True).last_hidden_state
+        return states
+
+    @property
+    def _positions(self) -> Tensor:
+        return self._cache.positions
+
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         self._cache.start(prompt_of_row, longest)
 
     def step(self, tokens: Tensor) -> Tensor:
         hidden = self._decoder(
             input_ids=tokens[:, None],
-            position_ids=self._cache.positions,
+            position_ids=self._positions,
             attention_mask=self._mask(),
             past_key_values=self._cache,
             use_cache=True,
@@ -214,15 +228,21 @@ class GenericDecoder:
         self._prompts, self._length = torch.tensor(prompts, device=self._device), 0
         return self._forward(self._prompts, None)
 
-    def _forward(self, ids: Tensor, cache: Cache | None) -> Tensor:
+    def _forward(self, ids: Tensor, cache: Cache | None, first: Mapping[str, Any] | None = None) -> Tensor:
         start, self._length = self._length, self._length + ids.shape[1]
-        places = torch.arange(start, self._length, device=self._device).expand_as(ids)
-        inputs = {self._cache_name: cache} | self._last | ({"position_ids": places} if self._positions else {})
-        out = self.model(input_ids=ids, use_cache=True, **inputs)
+        places = self._places(torch.arange(start, self._length, device=self._device).expand_as(ids))
+        inputs = (
+            {self._cache_name: cache} | self._last | ({"position_ids": places} if self._positions else {}) | dict(first or {})
+        )
+        out = self.model(**({"input_ids": ids} | inputs), use_cache=True)
         self._cache = out.get(self._cache_name)
         if not isinstance(self._cache, Cache):
             raise UserError(f"{type(self.model).__name__} returns no key-value cache, so it cannot generate")
         return out.logits[:, -1]
+
+    def _places(self, counted: Tensor) -> Tensor:
+        """Returns the positions of tokens, which are counted from the beginning of their rows."""
+        return counted
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         self.keep(prompt_of_row)

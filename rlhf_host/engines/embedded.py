@@ -26,6 +26,7 @@ from rlhf_host.phases import slow_phase
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.pictures import images_of
 
 
 class EmbeddedEngine:
@@ -68,7 +69,7 @@ class EmbeddedEngine:
         self._waves.expect(count)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        request = Request(tuple(token_ids), sampling, key)
+        request = Request.of(token_ids, sampling, key)
         check_request(request, engine="transformers", vocabulary=self._vocabulary, context_length=self.context_length)
         room = self.context_length - len(request.token_ids)
         if sampling.max_new_tokens > room:
@@ -125,7 +126,8 @@ class EmbeddedEngine:
         longest = max(len(request.token_ids) + request.sampling.max_new_tokens for request in requests)
         autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
         try:
-            decoder = self._kernels.decoder(self.model, use, longest)
+            pictured = any(images_of(request.token_ids) for request in requests)
+            decoder = self._kernels.decoder(self.model, use, longest, pictured)
             with torch.inference_mode(), evaluation(self.model), autocast:
                 for rows in self._batches(requests, decoder.ragged):
                     if not self._decode(decoder, requests, rows, finish, dropped):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from rlhf_host.engines.sampling import Sampler
 from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.records.pictures import images_of, with_images
 
 
 class OpenRows:
@@ -114,10 +115,11 @@ class OpenRows:
         self.places = self._here.tolist()
         return kept
 
-    def so_far(self) -> list[list[int]]:
+    def so_far(self) -> list[Sequence[int]]:
         """Returns prompt and drawn tokens of every row that is still computed."""
         drawn = self._tokens[self._here, : self.length].tolist()
-        return [[*self._requests[row].token_ids, *ids] for row, ids in zip(self.places, drawn, strict=True)]
+        prompts = [self._requests[row].token_ids for row in self.places]
+        return [with_images([*prompt, *ids], images_of(prompt)) for prompt, ids in zip(prompts, drawn, strict=True)]
 
     def _text_stops(self) -> Tensor:
         """Returns the rows that end in one of their stop strings. Decodes only the tail that can hold one: a token is at least

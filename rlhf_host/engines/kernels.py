@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder, RepeatingDecoder
+from rlhf_host.engines.pictured_decoding import PicturedDecoder, PicturedGenericDecoder
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
-from rlhf_host.models.layouts import Layout, to_device
+from rlhf_host.models.layouts import Layout, padded_layout, to_device
 from rlhf_host.models.loading import context_length
 from rlhf_host.models.modes import evaluation, in_32_bits
+from rlhf_host.models.pictures import Sight, noise
+from rlhf_host.models.pictures import inputs as pictured_inputs
 from rlhf_host.models.trial import (
     EXACT,
     FAILURES,
@@ -34,6 +37,7 @@ from rlhf_host.models.trial import (
 )
 from rlhf_host.phases import slow_phase
 from rlhf_host.protocols import Decoder, KernelsPlugin, Use
+from rlhf_host.records.pictures import Pictured, images_of
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class TriedKernels:
         attention.enable_shared_rows()
         self._plugins = plugins
         self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
-        self._decoders: dict[tuple[int, Use], tuple[Any, dict[int, Decoder]]] = {}
+        self._decoders: dict[tuple[int, Use, bool], tuple[Any, dict[int, Decoder]]] = {}
         self.reports: list[str] = []
         """Lines about the chosen kernels, and about the others with the reason."""
 
@@ -70,20 +74,24 @@ class TriedKernels:
         plugin, twin = self._twin(probe, use, lambda twin: same_gradients(_states, probe, twin, exact=use.dtype in WIDE))
         return (probe, model) if plugin is None else (twin, plugin.twin(model, use))
 
-    def decoder(self, model: nn.Module, use: Use, longest: int) -> Decoder:
+    def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:
         """Returns a decoder for rows of up to ``longest`` tokens: a twin's decoder, the plain one, or one with the model's own
         cache.
+
+        Args:
+            pictured: prompts have pictures, which kernels do not decode.
 
         Raises:
             UserError: none of them computes the same as the model.
         """
-        stamp, decoders = self._decoders.get((id(model), use), (None, {}))
+        stamp, decoders = self._decoders.get((id(model), use, pictured), (None, {}))
         if stamp != structure(model):
-            stamp, decoders = self._decoders[id(model), use] = structure(model), {}
+            stamp, decoders = self._decoders[id(model), use, pictured] = structure(model), {}
         tried = 1 << max(5, (longest - 1).bit_length())
         if tried not in decoders:
+            sight = Sight.of(model) if pictured else None
             with slow_phase(f"Comparing decoders with the whole {type(model).__name__}, on rows of {tried} tokens"):
-                decoders[tried] = self._find_decoder(model, use, tried, decoders)
+                decoders[tried] = self._find_decoder(model, use, tried, decoders, sight)
         return decoders[tried]
 
     def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> tuple[Any, Any]:
@@ -109,20 +117,22 @@ class TriedKernels:
         return None, None
 
     @torch.inference_mode()
-    def _find_decoder(self, model: Any, use: Use, length: int, known: dict[int, Decoder]) -> Decoder:
+    def _find_decoder(
+        self, model: Any, use: Use, length: int, known: dict[int, Decoder], sight: Sight | None = None
+    ) -> Decoder:
         """Finds a decoder. One that was found for other lengths is kept if it is correct at this one too."""
         with evaluation(model), _precision(model, use):
             head = find_head(model)
-            oracle, rounded = _WholeRows(model, head, use, length), not _is_exact(use)
+            oracle, rounded = _WholeRows(model, head, use, length, sight), not _is_exact(use)
             for decoder in () if rounded else dict.fromkeys(known.values()):
                 if oracle.problem(decoder) is None:
                     return decoder
-            _, twin = self._twin(model, use, oracle.problem_of_twin)
+            _, twin = (None, None) if sight is not None else self._twin(model, use, oracle.problem_of_twin)
             if twin is not None:
                 return twin
             oracles = [oracle]
             if rounded:  # rounding to 16 bits would hide that some positions are wrong
-                oracle = _WholeRows(model, head, replace(use, dtype=torch.float32, autocast=None), length)
+                oracle = _WholeRows(model, head, replace(use, dtype=torch.float32, autocast=None), length, sight)
                 oracles = [oracle, *oracles] if oracle.runs else oracles
             problems: list[str] = []
             makes: tuple[Callable[[Use], Any], ...] = (
@@ -131,6 +141,11 @@ class TriedKernels:
                 lambda use: GenericDecoder(model, positions=False),
                 lambda use: RepeatingDecoder(model),
             )
+            if sight is not None:
+                makes = (
+                    lambda use: PicturedDecoder(model, head, sight, use.autocast),
+                    lambda use: PicturedGenericDecoder(model, sight),
+                )
             for make in makes:
                 problem = None
                 try:
@@ -159,15 +174,17 @@ class TriedKernels:
 class _WholeRows:
     """Results of the model for three whole rows, two of which share a prompt: the reference for decoders."""
 
-    def __init__(self, model: Any, head: Any, use: Use, length: int):
-        self.model, self.head, self.use, self.length = model, head, use, length
+    def __init__(self, model: Any, head: Any, use: Use, length: int, sight: Sight | None = None):
+        self.model, self.head, self.use, self.length, self.sight = model, head, use, length, sight
         length = min(length, context_length(model))
         self.steps = min(STEPS, length - 1)
         text = partial(random_text, model.config.get_text_config(), generator=torch.Generator().manual_seed(length))
         self.tails, self.prompt_of_row = [text(self.steps) for _ in range(3)], [0, 0, 1]
         long = text(length - self.steps)
-        self.ragged = [long, text(max(1, min(8, len(long) // 3)))]
-        self.even = [long, text(len(long))]
+        self.ragged: list[Sequence[int]] = [long, text(max(1, min(8, len(long) // 3)))]
+        self.even: list[Sequence[int]] = [long, text(len(long))]
+        if sight is not None:
+            self.ragged, self.even = self._seeing(sight, self.ragged), self._seeing(sight, self.even)
         self._expected: dict[bool, Tensor] = {}
 
     def problem(self, decoder: Decoder) -> str | None:
@@ -226,7 +243,7 @@ class _WholeRows:
     @cached_property
     def changes_with_length(self) -> bool:
         """True if results change with length, as with rotary positions that depend on it; no cache of keys can follow that."""
-        ids, exact = torch.tensor(self.even[:1], device=self.use.device), _is_exact(self.use)
+        ids, exact = torch.tensor([list(self.even[0])], device=self.use.device), _is_exact(self.use)
         whole, *starts = (
             decoder_of(self.model)(input_ids=part, use_cache=False).last_hidden_state[0]
             for part in (ids, ids[:, :STEPS], ids[:, :SHORTEST])
@@ -234,10 +251,27 @@ class _WholeRows:
         gaps = [distance(start, whole[: len(start)], exact) for start in starts]
         return not max(gaps) <= (10 * EXACT if exact else ROUGH)
 
+    def _seeing(self, sight: Sight, prompts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Returns the prompts with a picture each, of the same size."""
+        seeing: list[Sequence[int]] = []
+        for prompt, picture in zip(prompts, (noise(1), noise(3)), strict=True):
+            others = [token if token != sight.placeholder else (token or 2) - 1 for token in prompt]
+            seeing.append(Pictured([others[0], *sight.reader.tokens(picture), *others[1:]], [picture]))
+        return seeing
+
     def _row(self, prompt: Sequence[int], tail: Sequence[int]) -> Tensor:
         """Returns ``[steps + 1, V]`` logits."""
         ids = torch.tensor([[*prompt, *tail]], device=self.use.device)
         count = self.steps + 1
+        if self.sight is not None:
+            images = images_of(prompt)
+            layout = padded_layout([[*prompt]], ids[0, len(prompt) :].cpu(), [len(tail)])
+            layout = to_device(self.sight.by_itself(layout, images, seen=self.sight.see(images)), self.use.device)
+            given = pictured_inputs(self.sight.base, layout, None)
+            if self.head is not None:
+                hidden = self.sight.base(**given, use_cache=False).last_hidden_state[0, -count:]
+                return self.head(hidden, self.use.autocast)
+            return self.model(**given, use_cache=False).logits[0, -count:]
         if self.head is not None:
             hidden = decoder_of(self.model)(input_ids=ids, use_cache=False).last_hidden_state[0, -count:]
             return self.head(hidden, self.use.autocast)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.pictures import Pictured
 from rlhf_host.records.sampling import misfit
 
 
@@ -18,6 +20,11 @@ class Request:
     token_ids: tuple[int, ...]
     sampling: Sampling
     key: SampleKey
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Request:
+        """Returns a request; tokens keep their pictures."""
+        return cls(token_ids if isinstance(token_ids, Pictured) else tuple(token_ids), sampling, key)
 
 
 @dataclass(eq=False, slots=True)

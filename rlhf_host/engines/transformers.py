@@ -30,7 +30,7 @@ class Transformers:
             "auto", description="auto: bfloat16 where the hardware has it (CUDA)"
         )
 
-    traits = EngineTraits(takes="module", waves=True, in_flight=True)
+    traits = EngineTraits(takes="module", waves=True, in_flight=True, images=True)
 
     def __init__(self, options: Options):
         self.options = options

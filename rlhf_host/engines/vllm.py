@@ -82,6 +82,7 @@ class Vllm:
             sleeps=options.sleep,
             in_flight=True,
             adapters=True,
+            images=True,
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:

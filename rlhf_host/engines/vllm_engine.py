@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from rlhf_host.data.processor import Processor
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.remote_runs import RemoteRuns
 from rlhf_host.engines.requests import Request, check_request
@@ -22,7 +23,7 @@ from rlhf_host.engines.vllm import Vllm
 from rlhf_host.engines.vllm_arguments import deepest_sleep, is_exact
 from rlhf_host.engines.vllm_measures import Measures
 from rlhf_host.engines.vllm_process import CoreWatch, paused
-from rlhf_host.engines.vllm_requests import Sent, answer, generation_of, sampling_params
+from rlhf_host.engines.vllm_requests import Sent, answer, answer_of, sampling_params
 from rlhf_host.engines.vllm_startup import (
     ends_of,
     first_line,
@@ -34,6 +35,7 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.records.pictures import images_of
 from rlhf_host.records.tensors import Metric
 from rlhf_host.scratch import Scratch
 
@@ -113,7 +115,7 @@ class VLLMEngine:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         self._check_alive()
-        request = Request(tuple(token_ids), sampling, key)
+        request = Request.of(token_ids, sampling, key)
         check_request(
             request,
             engine="vllm",
@@ -261,7 +263,7 @@ class VLLMEngine:
     def _start(self, start: EngineStart) -> None:
         from vllm.inputs.engine import tokens_input
 
-        path = str(start.model)
+        path = self._path = str(start.model)
         self.llm, device = start_vllm(
             self.options, path, start.tokenizer, start.version, self._scratch.path, self._adapter_rank
         )
@@ -290,7 +292,7 @@ class VLLMEngine:
         self.busy_s += time.perf_counter() - self._step_began
         self._step_began = None
         calls = [(self._running[output.request_id], output) for output in outputs]
-        given = [(call, generation_of(call.request.sampling, output, self.version)) for call, output in calls]
+        given = [(call, answer_of(call.request, output, self.version)) for call, output in calls]
         for output in outputs:
             del self._running[output.request_id]
         answer(given)  # last: whoever gets one finds the others only in ``_running``
@@ -302,7 +304,7 @@ class VLLMEngine:
             self._check_ready()  # a sync may have failed since
             number = str(next(self._numbers))
             parameters = sampling_params(call.request, self._ends, self.context_length, seeds=self.options.seeds)
-            prompt = self._prompt(list(call.request.token_ids), cache_salt=self._salt(call.request))
+            prompt = self._prompt_of(call.request)
             self.llm.add_request(number, prompt, parameters, lora_request=self._weights.adapter)
         except Exception as error:
             ours = isinstance(error, RunError | UserError)
@@ -310,6 +312,15 @@ class VLLMEngine:
             return
         call.number = number
         self._running[number] = call
+
+    def _prompt_of(self, request: Request) -> Any:
+        """Returns a request's prompt in vLLM's form. With pictures it has placeholders, which vLLM's own processor expands."""
+        salt, images = self._salt(request), images_of(request.token_ids)
+        if not images:
+            return self._prompt(list(request.token_ids), cache_salt=salt)
+        ids = Processor.at(self._path).collapse(request.token_ids, images)
+        prompt: dict[str, Any] = {"prompt_token_ids": ids, "multi_modal_data": {"image": [each.load() for each in images]}}
+        return prompt if salt is None else prompt | {"cache_salt": salt}
 
     def _salt(self, request: Request) -> str | None:
         if self.options.kv_after_sync == "recompute":

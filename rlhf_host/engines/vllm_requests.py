@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.engines.requests import Request
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.records.pictures import images_of
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -82,6 +83,21 @@ def sampling_params(request: Request, ends: set[int], context_length: int, *, se
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+
+
+def answer_of(request: Request, output: Any, version: int) -> Generation | RunError | UserError:
+    """Returns the completion in vLLM's ``RequestOutput``; an error if vLLM expanded pictures to other tokens than the trainer's.
+
+    Args:
+        version: version of the current weights, for messages.
+    """
+    if images_of(request.token_ids) and list(output.prompt_token_ids) != list(request.token_ids):
+        return UserError(
+            f"engine vllm: vLLM makes {len(output.prompt_token_ids)} tokens of a prompt with pictures, and transformers'"
+            f" processor {len(request.token_ids)}, or others: the trainer would learn other prompts than it sampled; choose another"
+            " --engine"
+        )
+    return generation_of(request.sampling, output, version)
 
 
 def generation_of(sampling: Sampling, output: Any, version: int) -> Generation | RunError:

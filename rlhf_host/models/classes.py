@@ -1,4 +1,4 @@
-"""Classes of models: transformers' language models, and those with a scalar head."""
+"""Classes of models: transformers' language models, those that see pictures, and those with a scalar head."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
 )
@@ -27,17 +29,31 @@ def model_class(head: str, config: PreTrainedConfig) -> Any:
     Raises:
         UserError: models of this kind cannot have a scalar head.
     """
+    sees = _seeing_class(config)
     if head == "lm":
-        return AutoModelForCausalLM
-    if type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM if sees is None else AutoModelForImageTextToText
+    if type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return AutoModelForSequenceClassification
-    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if sees is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForSequenceClassification
+    causal: Any = sees or MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if type(config) not in MODEL_MAPPING or not hasattr(config.get_text_config(), "hidden_size"):
         raise UserError(
             f"{causal.__name__} cannot have a scalar head: transformers does not build its decoder alone, or its width is not"
             " known; take a model of another family for this role"
         )
     return _scalar_class(causal)
+
+
+def _seeing_class(config: PreTrainedConfig) -> Any:
+    """Returns transformers' class of models that see, if this is such a model; None for others, and for the language model alone
+    of such a family.
+    """
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return None
+    found: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    named = (config.architectures or [found.__name__])[0]
+    return None if named != found.__name__ and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else found
 
 
 @functools.cache

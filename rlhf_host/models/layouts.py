@@ -12,7 +12,7 @@ the gradients of its completions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,20 @@ import torch
 from torch import Tensor
 
 from rlhf_host.protocols import SharedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The pictures of a layout (``models/pictures.py``)."""
+
+    seen: Any
+    """The distinct pictures of the pass."""
+    features: Tensor
+    """``[P]`` int64: the feature at each placeholder token, in the order of the flattened layout."""
+    types: Tensor
+    """Of the shape of the layout's tokens: 1 at placeholders of pictures."""
+    alone: Mapping[str, Tensor] | None = None
+    """What the tower takes for a row that the model computes by itself, for trials; then no features are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +47,15 @@ class Layout:
     last: Tensor
     """``[B]``: place of each row's last token."""
     position_ids: Tensor | None = None
+    """``[B, L]``, or ``[3, B, L]`` for models that place pictures; None: they count up in each row."""
     rows: SharedRows | None = None
+    pictures: Places | None = None
 
     def inputs(self) -> dict[str, Any]:
         """Returns the keyword arguments for a decoder."""
         if self.rows is None:
-            return {"input_ids": self.input_ids}
+            positions = {} if self.position_ids is None else {"position_ids": self.position_ids}
+            return {"input_ids": self.input_ids, **positions}
         # A 4-D mask is handed on as it is, so transformers builds none out of the restarting positions.
         unused = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=self.input_ids.device)
         return {
@@ -96,6 +113,10 @@ class Rows:
     read_whole: bool
     """Something is read at completion tokens and at each row's end too, not only where tokens are predicted."""
     pad: int | None
+    images: Sequence[Sequence[Any]] | None = None
+    """The pictures of each row."""
+    place: Callable[[Layout, Sequence[Sequence[Any]]], Layout] | None = None
+    """Puts the rows' pictures into a layout."""
 
     def line(self, compute: Any, make: Callable[..., Layout], *, alone: bool, device: torch.device) -> Line:
         """Returns the rows in a layout on a device.
@@ -109,6 +130,9 @@ class Rows:
         if alone:
             rows = [([ids], part, [len(part)]) for ids, part in zip(self.prompt_ids, parts, strict=True)]
         layouts = [make(*row) for row in rows]
+        if self.place is not None and self.images is not None:
+            images = [[own] for own in self.images] if alone else [self.images]
+            layouts = [self.place(layout, own) for layout, own in zip(layouts, images, strict=True)]
         predicts, last = all_places(layouts)
         scored, own = last, predicts
         if self.read_whole:
@@ -243,11 +267,32 @@ def score_places(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: 
     return torch.cat(places)
 
 
-def sharing_of(prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None) -> list[int]:
-    """Returns a number per row, equal for rows of one group with the same prompt (a group's later turns may have others)."""
+def sharing_of(
+    prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None = None, images: Sequence[Sequence[Any]] | None = None
+) -> list[int]:
+    """Returns a number per row, equal for rows of one group with the same prompt (a group's later turns may have others).
+
+    Args:
+        images: the pictures of each prompt, whose tokens do not tell one from another.
+    """
     groups = group_id if group_id is not None else [0] * len(prompt_ids)
+    seen = images if images is not None else [()] * len(prompt_ids)
     numbers: dict[Any, int] = {}
-    return [numbers.setdefault((group, tuple(ids)), len(numbers)) for group, ids in zip(groups, prompt_ids, strict=True)]
+    return [
+        numbers.setdefault((group, tuple(ids), tuple(own)), len(numbers))
+        for group, ids, own in zip(groups, prompt_ids, seen, strict=True)
+    ]
+
+
+def rows_in(layout: Layout) -> list[list[int]]:
+    """Returns the tokens of each row, without padding."""
+    if (shared := layout.rows) is not None:
+        table = layout.input_ids[0].index_select(0, shared.gather).view(shared.count, shared.length)
+        sizes = [shared.prompts[owner] + own for owner, own in zip(shared.owners, shared.lengths, strict=True)]
+    else:
+        table = layout.input_ids
+        sizes = (layout.last - torch.arange(len(table)) * table.shape[1] + 1).tolist()
+    return [row[:size] for row, size in zip(table.tolist(), sizes, strict=True)]
 
 
 def to_device(layout: Layout, device: torch.device) -> Layout:
@@ -259,7 +304,10 @@ def to_device(layout: Layout, device: torch.device) -> Layout:
     rows = layout.rows
     if rows is not None:
         rows = replace(rows, gather=move(rows.gather), back=move(rows.back))
-    return Layout(move(layout.input_ids), move(layout.predicts), move(layout.last), move(layout.position_ids), rows)
+    places = layout.pictures
+    if places is not None:
+        places = replace(places, features=move(places.features), types=move(places.types))
+    return Layout(move(layout.input_ids), move(layout.predicts), move(layout.last), move(layout.position_ids), rows, places)
 
 
 def count_up(sizes: Tensor) -> Tensor:

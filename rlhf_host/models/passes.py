@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -35,9 +35,12 @@ from rlhf_host.models.layouts import (
 )
 from rlhf_host.models.modes import evaluation, in_32_bits, is_narrow
 from rlhf_host.models.output_heads import LanguageHead, Wanted
+from rlhf_host.models.pictures import Reader, Sight, base_of, features_of, first_pictures
+from rlhf_host.models.pictures import inputs as pictured_inputs
 from rlhf_host.models.slices import Slices
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Tensors, Use
+from rlhf_host.records.pictures import Picture
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
@@ -59,6 +62,7 @@ class Passes:
         autocast: type of matrix products; the log-softmax is in float32 in any case.
         even_passes: as in ``BackendTraits``.
         balance: passes with gradients also return ``router_loss``.
+        reader: turns pictures into tensors; default: the processor beside the model's files.
         slices: this process computes a part of every line of rows, and all processes of them get the same results.
         probe: a small model of the same kind, which is examined in place of a model without weights (``models/pieces.py``).
     """
@@ -74,8 +78,10 @@ class Passes:
         balance: Balance | None = None,
         slices: Slices | None = None,
         probe: Any = None,
+        reader: Reader | None = None,
     ):
         attention.enable_shared_rows()
+        self._reader = reader
         self.model, self.balance, self.slices = model, balance, slices
         self.shared_prefix = shared_prefix
         self.autocast = autocast
@@ -115,9 +121,9 @@ class Passes:
             module: gathered_share(partial(plain._hidden, other, exact=False), examined)
             for module, other in (modules if self.shared_prefix != "off" or self.slices is not None else {}).items()
         }
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[tuple[int, bool], Verdict] = {}
         self._verdict: Verdict | None = None
-        self._prepared_for = 0
+        self._prepared_for = 0, False
         self.one_by_one = False
         """Rows beside each other would change each other, so that each needs its own pass."""
 
@@ -130,10 +136,13 @@ class Passes:
             self.autocast, self.exact = None, False
             self.head = self.head.of_its_weights()
 
-    def prepare(self, longest: int) -> None:
+    def prepare(self, longest: int, pictured: bool = False) -> None:
         """Prepares for rows of up to ``longest`` tokens: tries the layouts on such rows, if that was not done yet.
 
-        Under a backend that runs passes this is collective, and every rank must pass the same number.
+        Under a backend that runs passes this is collective, and every rank must pass the same arguments.
+
+        Args:
+            pictured: rows may have pictures.
 
         Raises:
             UserError: ``shared_prefix`` is ``on`` and the model cannot, or the model does not run at all.
@@ -141,20 +150,25 @@ class Passes:
         if self._backend is None and structure(self.model) != self._structure:
             self._examine()
         tried = 1 << max(4, (longest - 1).bit_length())
-        sound = [length for length, verdict in self._verdicts.items() if length > tried and not verdict.problems]
-        length = min(sound, default=tried)
-        if length not in self._verdicts:
-            self._verdicts[length] = self._try(length)
-        self._verdict = verdict = self._verdicts[length]
-        self._prepared_for, self.one_by_one = longest, verdict.padded is None and verdict.shared is None
+        sound = [
+            length
+            for (length, others), verdict in self._verdicts.items()
+            if length > tried and others == pictured and not verdict.problems
+        ]
+        key = min(sound, default=tried), pictured
+        if key not in self._verdicts:
+            self._verdicts[key] = self._try(*key)
+        self._verdict = verdict = self._verdicts[key]
+        self._prepared_for = longest, pictured
+        self.one_by_one = verdict.padded is None and verdict.shared is None
 
-    def _try(self, length: int) -> Verdict:
-        verdict = self._verdict_of(length, exact=self.exact)
+    def _try(self, length: int, pictured: bool) -> Verdict:
+        verdict = self._verdict_of(length, pictured, exact=self.exact)
         if not self.exact and (self._backend is None or (self._backend.exact and not is_narrow(self.model))):
             # Rounding to 16 bits would hide that some positions are wrong; the layouts are the same without it. Inside a backend
             # weights cannot be widened one by one.
             with contextlib.suppress(DoesNotRun):  # its attention may be for 16 bits alone
-                verdict = verdict.and_also(self._verdict_of(length, exact=True), self.model)
+                verdict = verdict.and_also(self._verdict_of(length, pictured, exact=True), self.model)
         if self._ranks is not None:  # a rank on other hardware may see a gap where the others see none
             verdicts = self._ranks.gather((verdict.shared is None, verdict.padded is None))
             shared, padded = (any(refused) for refused in zip(*verdicts, strict=True))
@@ -167,11 +181,19 @@ class Passes:
             raise UserError(f"sequence_parallel computes parts of lines of rows, but {verdict.problems[0]}; leave it out")
         return verdict
 
-    def _verdict_of(self, length: int, exact: bool) -> Verdict:
+    def _verdict_of(self, length: int, pictured: bool, exact: bool) -> Verdict:
         oracle = self.model if self._backend is None else self.compute
         with_shared = self.shared_prefix != "off" or self.slices is not None
         hidden = partial(self._hidden, exact=exact)
-        return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared)
+        sight = self.sight if pictured else None
+        return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared, sight=sight)
+
+    @cached_property
+    def sight(self) -> Sight:
+        """The model's way to see pictures. Raises ``UserError`` if it sees none here."""
+        if self.slices is not None:
+            raise UserError("sequence_parallel does not split pictures: leave it out for rows with pictures")
+        return Sight.of(self.compute, self._reader)
 
     def tokens(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
@@ -198,9 +220,14 @@ class Passes:
         """Returns this process's part of tokens that are computed."""
         return tokens if self.slices is None else self.slices.size(tokens)
 
-    def _share(self, prompt_ids: Sequence[Sequence[int]], group_id: Sequence[int] | None) -> list[int]:
+    def _share(
+        self,
+        prompt_ids: Sequence[Sequence[int]],
+        group_id: Sequence[int] | None,
+        images: Sequence[Sequence[Picture]] | None = None,
+    ) -> list[int]:
         """Returns as ``sharing_of``, where prompts may be shared; else every row has its own."""
-        return [*range(len(prompt_ids))] if self.shared_prefix == "off" else sharing_of(prompt_ids, group_id)
+        return [*range(len(prompt_ids))] if self.shared_prefix == "off" else sharing_of(prompt_ids, group_id, images)
 
     def flops(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
@@ -241,6 +268,7 @@ class Passes:
         outputs: frozenset[str] = frozenset({"logprobs"}),
         entropy_grad: bool = False,
         others: Mapping[str, TopK] | None = None,
+        images: Sequence[Sequence[Picture]] | None = None,
     ) -> Outputs:
         """Returns the requested ``outputs``, as far as the model's head has them: ``logprobs``, ``entropy`` and ``logits`` for
         a language model; ``values``, ``scores``, ``token_scores`` and ``bootstrap`` for a scalar head. Others are None. Outputs
@@ -257,6 +285,7 @@ class Passes:
             temperature: divides the logits before the softmax.
             entropy_grad: gradients flow through the entropy.
             others: role → tokens whose log-probabilities under this model are compared with that role's: ``Outputs.others``.
+            images: the pictures of each row, prompt and completion, in the order of their tokens; None: no rank has any.
 
         Returns:
             ``[B, T]`` float32 (``OF_ROWS``: ``[B]``, ``logits [B, T, V]``) on the model's device, 0 outside
@@ -271,7 +300,8 @@ class Passes:
             raise UserError(
                 f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
             )
-        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, not outputs.isdisjoint(AT_TOKENS))
+        read_whole = not outputs.isdisjoint(AT_TOKENS)
+        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, read_whole, images)
         if line is None:
             return self.head.nothing(outputs, torch.zeros(tuple(completion_ids.shape), device=self.device))
         wanted = Wanted(outputs=outputs, temperature=temperature, entropy_grad=entropy_grad, others=others)
@@ -301,13 +331,14 @@ class Passes:
         group_id: Tensor | None = None,
         *,
         temperature: float = 1.0,
+        images: Sequence[Sequence[Picture]] | None = None,
     ) -> TopK:
         """Returns the ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as
         ``forward``.
         """
         if k > (vocabulary := self.model.config.get_text_config().vocab_size):
             raise UserError(f"the {k} likeliest tokens are wanted of a model that has {vocabulary}: ask for fewer")
-        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, whole=False)
+        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, False, images)
         if line is None:
             empty = completion_ids.new_zeros((*completion_ids.shape, k))
             return TopK(empty.float(), empty)
@@ -325,6 +356,7 @@ class Passes:
         group_id: Tensor | None,
         temperature: float,
         whole: bool,
+        images: Sequence[Sequence[Picture]] | None,
     ) -> Line | None:
         """Returns the rows in the layout with the least to compute; None without rows. ``whole``: with each row's last token."""
         if temperature <= 0:
@@ -338,10 +370,16 @@ class Passes:
         if not lengths:
             return None
         longest = max(len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True))
-        if longest > self._prepared_for:
-            self.prepare(longest)
+        pictured = images is not None
+        if longest > self._prepared_for[0] or pictured != self._prepared_for[1]:
+            self.prepare(longest, pictured)
         assert self._verdict is not None
-        sharing = self._share(prompt_ids, None if group_id is None else group_id.tolist())
+        place = prompts_see = None
+        if images is not None:
+            seen = self.sight.see([picture for row in images for picture in row])
+            prompts_see = [first_pictures(ids, own, seen) for ids, own in zip(prompt_ids, images, strict=True)]
+            place = partial(self.sight.placed, seen=seen)
+        sharing = self._share(prompt_ids, None if group_id is None else group_id.tolist(), prompts_see)
         read_whole, whole = whole, whole or self.one_by_one  # where a row's length matters
         make: Callable[..., Layout] = padded_layout
         compute = self._verdict.padded
@@ -349,7 +387,7 @@ class Passes:
             make, compute = partial(shared_layout, sharing=sharing), self._verdict.shared
         make = make if whole else partial(without_last, make)
         pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
-        rows = Rows(prompt_ids, completion_ids.cpu()[mask], mask, read_whole, pad)
+        rows = Rows(prompt_ids, completion_ids.cpu()[mask], mask, read_whole, pad, images, place)
         return rows.line(compute or self.model, make, alone=compute is None, device=self.device)
 
     def _states(self, line: Line) -> Tensor:
@@ -359,9 +397,16 @@ class Passes:
         asked = {} if routed is None else {"output_router_logits": True}
         precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
         with evaluation(line.compute), self._adapter(), precision:
-            model = line.compute if bare else decoder_of(line.compute)
-            try:
+            inputs: Callable[[Layout], dict[str, Any]]
+            if (places := line.layouts[0].pictures) is None:
+                model = line.compute if bare else decoder_of(line.compute)
                 inputs = slices.inputs if slices is not None and line.shares else Layout.inputs
+            else:
+                base = base_of(line.compute)
+                model = line.compute if bare else base
+                features = None if places.alone is not None else features_of(base, places.seen, self.device)
+                inputs = partial(pictured_inputs, base, features=features)
+            try:
                 passes = [model(**inputs(layout), use_cache=False, **asked) for layout in line.layouts]
             except Exception as error:
                 if line.compute is self.model or isinstance(error, torch.OutOfMemoryError):

@@ -8,7 +8,7 @@ with length.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ from rlhf_host.models.attention import SHARING
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
 from rlhf_host.models.loading import context_length
+from rlhf_host.models.pictures import Sight, noise
+from rlhf_host.records.pictures import Picture
 
 EXACT = 1e-4
 """Largest relative distance of a position's hidden state, if everything is computed in 32 bits."""
@@ -73,6 +75,9 @@ class Sample:
     completions: Tensor
     lengths: list[int]
     sharing: list[int] = field(default_factory=lambda: [0, 0, 1, 2])
+    images: list[list[Picture]] | None = None
+    """The pictures of each row."""
+    sight: Sight | None = None
 
     @classmethod
     def of(cls, length: int, config: Any) -> Sample:
@@ -84,15 +89,47 @@ class Sample:
         completions = torch.tensor(random_text(config, sum(lengths), generator))
         return cls([first, first, second, third], completions, lengths)
 
+    def seeing(self, sight: Sight) -> Sample:
+        """Returns the sample with pictures: one in the prompt that rows share, one among the words of an answer, two in another
+        prompt, of which one was seen before. The last row has none.
+        """
+        one, two = noise(1), noise(2)
+        tokens = {picture: list(sight.reader.tokens(picture)) for picture in (one, two)}
+        others = [[token if token != sight.placeholder else (token or 2) - 1 for token in ids] for ids in self.prompt_ids]
+        first, _, second, third = others
+        first, second = [first[0], *tokens[one], *first[1:]], [*tokens[two], *second[:1], *tokens[one], *second[1:]]
+        parts = [
+            [token if token != sight.placeholder else (token or 2) - 1 for token in part.tolist()] for part in self.parts()
+        ]
+        parts[1] = [*parts[1][:1], *tokens[two], *parts[1][1:], 1]
+        images = [[one], [one, two], [two, one], []]
+        completions = torch.tensor([token for part in parts for token in part])
+        return Sample([first, first, second, third], completions, [len(part) for part in parts], self.sharing, images, sight)
+
+    def parts(self) -> Sequence[Tensor]:
+        """Returns the completion of each row."""
+        return self.completions.split(self.lengths)
+
     def alone(self) -> list[Layout]:
-        parts = self.completions.split(self.lengths)
-        return [padded_layout([ids], part, [len(part)]) for ids, part in zip(self.prompt_ids, parts, strict=True)]
+        layouts = [padded_layout([ids], part, [len(part)]) for ids, part in zip(self.prompt_ids, self.parts(), strict=True)]
+        return [self.by_itself(row, layout) for row, layout in enumerate(layouts)]
+
+    def by_itself(self, row: int, layout: Layout) -> Layout:
+        """Returns a row's own layout in the form that the model computes by itself."""
+        if self.sight is None or self.images is None:
+            return layout
+        return self.sight.by_itself(layout, self.images[row], seen=self.sight.see(self.images[row]))
 
     def padded(self) -> Layout:
-        return padded_layout(self.prompt_ids, self.completions, self.lengths)
+        return self._placed(padded_layout(self.prompt_ids, self.completions, self.lengths))
 
     def shared(self) -> Layout:
-        return shared_layout(self.prompt_ids, self.completions, self.lengths, self.sharing)
+        return self._placed(shared_layout(self.prompt_ids, self.completions, self.lengths, self.sharing))
+
+    def _placed(self, layout: Layout) -> Layout:
+        if self.sight is None or self.images is None:
+            return layout
+        return self.sight.placed(layout, self.images, seen=self.sight.see([each for row in self.images for each in row]))
 
 
 def random_text(config: Any, length: int, generator: torch.Generator) -> list[int]:
@@ -103,7 +140,16 @@ def random_text(config: Any, length: int, generator: torch.Generator) -> list[in
 
 
 @torch.no_grad()
-def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exact: bool, with_shared: bool = True) -> Verdict:
+def try_layouts(
+    hidden: Hidden,
+    model: Any,
+    twin: nn.Module,
+    length: int,
+    *,
+    exact: bool,
+    with_shared: bool = True,
+    sight: Sight | None = None,
+) -> Verdict:
     """Tries rows of ``length`` tokens, or as many as the model has positions for.
 
     Args:
@@ -112,6 +158,7 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
         twin: the model with kernels, or the model itself.
         exact: everything is computed in 32 bits.
         with_shared: tries the shared layout too.
+        sight: tries rows with pictures.
 
     Raises:
         DoesNotRun: the model does not run, even over rows without padding and mask.
@@ -120,15 +167,18 @@ def try_layouts(hidden: Hidden, model: Any, twin: nn.Module, length: int, *, exa
     config, name = model.config.get_text_config(), type(model).__name__
     length = min(length, context_length(model))
     sample = Sample.of(length, config)
+    if sight is not None:
+        sample = sample.seeing(sight)
     try:
         rows = [hidden(model, layout) for layout in sample.alone()]
     except FAILURES as error:
-        raise DoesNotRun(
-            f"{name} does not run over plain rows of tokens: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        what = "plain rows of tokens" if sight is None else "rows with pictures"
+        raise DoesNotRun(f"{name} does not run over {what}: {type(error).__name__}: {first_line(error)}") from error
     expected = torch.cat([row[:-1] for row in rows] + [row[-1:] for row in rows])
     if not bool(torch.isfinite(expected).all()):
         return Verdict(None, twin)  # weights that have diverged tell nothing; the loss will say so
+    if sight is not None:
+        _refuse_other_sight(partial(hidden, model), sample, rows, name, exact)
     modules = list(dict.fromkeys((twin, model)))
     padded_gap, problems = 0.0, list[str]()
     chosen: dict[str, nn.Module | None] = {}
@@ -172,8 +222,30 @@ def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: li
     if size < 2:
         return False
     own = sample.completions.split(sample.lengths)[row]
-    shorter = hidden(padded_layout([sample.prompt_ids[row]], own[:-1], [size - 1]))
+    shorter = hidden(sample.by_itself(row, padded_layout([sample.prompt_ids[row]], own[:-1], [size - 1])))
     return not distance(shorter[:-1], rows[row][: size - 1], exact) <= (EXACT if exact else ROUGH)
+
+
+def _refuse_other_sight(hidden: Callable[[Layout], Tensor], sample: Sample, rows: list[Tensor], name: str, exact: bool) -> None:
+    """Raises ``UserError`` if features that were computed before do not give what the model gives by itself."""
+    assert sample.sight is not None
+    assert sample.images is not None
+    if _looks_ahead(hidden, sample.alone()[0], exact):
+        raise UserError(
+            f"pictures of {name} cannot be used here: with them it sees later tokens, so it is no causal language model"
+        )
+    for number, expected in enumerate(rows):
+        own = sample.images[number]
+        layout = padded_layout([sample.prompt_ids[number]], sample.parts()[number], [sample.lengths[number]])
+        try:
+            gap = distance(hidden(sample.sight.placed(layout, [own], seen=sample.sight.see(own))), expected, exact)
+        except FAILURES as error:
+            raise UserError(f"pictures of {name} cannot be used here: {type(error).__name__}: {first_line(error)}") from error
+        if not gap <= (EXACT if exact else ROUGH):
+            raise UserError(
+                f"pictures of {name} cannot be used here: with features that are computed once for all rows its results are others"
+                f" (by {gap:.1e})"
+            )
 
 
 def _looks_ahead(hidden: Callable[[Layout], Tensor], row: Layout, exact: bool) -> bool:

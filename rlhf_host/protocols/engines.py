@@ -36,6 +36,8 @@ class EngineTraits(Traits):
     """True if new weights may come while requests are unfinished: an answer goes on under them, and records which version
     sampled each token. Requests that are made meanwhile wait.
     """
+    images: bool = False
+    """True if it takes prompts with pictures (``records.pictures.Pictured``)."""
     adapters: bool = False
     """True if it can hold the base of a LoRA run and take adapters in place of weights (``EngineStart.adapter_rank``)."""
 
@@ -57,7 +59,8 @@ class Generator(Protocol):
         """
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        """Sample one completion. Its random numbers depend only on ``key``. Cancelling the call stops the work.
+        """Sample one completion. Its random numbers depend only on ``key``. Cancelling the call stops the work. Tokens are
+        ``Pictured`` if a prompt has pictures; only engines whose traits say ``images`` get such.
 
         Raises:
             UserError: the request cannot be served.

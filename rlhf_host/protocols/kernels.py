@@ -105,5 +105,7 @@ class Kernels(Protocol):
     def like(self, probe: nn.Module, model: nn.Module, use: Use) -> tuple[nn.Module, nn.Module]:
         """Return twins of a small model, which can be run, and of a large one of the same kind; or both themselves."""
 
-    def decoder(self, model: nn.Module, use: Use, longest: int) -> Decoder:
-        """Return a decoder of kernels, or the plain one, for rows of up to ``longest`` tokens."""
+    def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:
+        """Return a decoder of kernels, or the plain one, for rows of up to ``longest`` tokens; ``pictured``: one that takes
+        prompts with pictures (``records.pictures.Pictured``).
+        """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from rlhf_host.records.generations import FinishReason, Generation, Sampling
 from rlhf_host.records.generations import SampleKey as SampleKey
+from rlhf_host.records.pictures import Picture
 
 if TYPE_CHECKING:
     from rlhf_host.records.endpoints import Endpoint
@@ -38,6 +39,9 @@ class Task:
     """Tools from its row; they are in the prompt."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values from its row for the chat template."""
+    images: Sequence[Any] = ()
+    """Pictures of the prompt: paths, bytes, data URIs or ``PIL.Image``. They take the places of its parts ``{"type": "image"}``,
+    or of the text ``<image>``; without either they come first. In a run they are ``Picture``, in the order of ``prompt_ids``."""
 
 
 OF_HOST = ("call", "ignored", "retry")
@@ -97,6 +101,8 @@ class Segment:
     """Provisional: no run fills or reads it yet. Expert routing of each token."""
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Numbers per token that came with the data; they become ``batch.token_columns``."""
+    images: Sequence[Picture] = ()
+    """The pictures that some of its tokens stand for, in order."""
 
 
 @dataclass(slots=True)
@@ -192,6 +198,11 @@ class Trajectory:
     @property
     def prompt_ids(self) -> Sequence[int]:
         return self.segments[0].token_ids if self.segments and self.segments[0].kind == "prompt" else []
+
+    @property
+    def images(self) -> tuple[Picture, ...]:
+        """The pictures of all segments, in the order of their tokens."""
+        return tuple(picture for segment in self.segments for picture in segment.images)
 
     @property
     def completion(self) -> list[Segment]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.pictures import Picture
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,6 +133,8 @@ class Batch:
     """name → ``[B, T]``: ``Segment.columns``, NaN for tokens without it."""
     extra: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """alias of a plugin → the result of its ``prepare_batch``. Tensors with ``B`` rows are sliced with the batch."""
+    images: Sequence[Sequence[Picture]] | None = None
+    """The pictures of each row, in the order of their tokens; ``None``: no row of the whole batch has any."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
 
@@ -178,6 +181,7 @@ class Batch:
 
         part = self.map(cut)
         part.prompt_ids = [self.prompt_ids[i] for i in rows]
+        part.images = None if self.images is None else [self.images[i] for i in rows]
         return part
 
     if not TYPE_CHECKING:

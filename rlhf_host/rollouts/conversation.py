@@ -17,10 +17,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from rlhf_host.data.codec import text_of
+from rlhf_host.data.contents import plain_parts
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Episode, EpisodeFailed, Generation, Message, Segment, Trajectory
 from rlhf_host.records.messages import Reply
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.records.pictures import Picture, images_of, pictures_in
 
 Why = Literal["root", "extend", "edited", "tools", "template"]
 """Reason for a call's position: it follows another (``extend``), or it is a root, because nothing matches (``root``), a message
@@ -62,6 +64,8 @@ class Plan:
     """Digest of the whole conversation that it sees; empty if tokens were given."""
     new: Sequence[Message] = ()
     """Messages that are not in the parent's conversation."""
+    images: Sequence[Picture] = ()
+    """The pictures of ``added``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +81,8 @@ class Call:
     new: Sequence[Message] = ()
     begins: int = 0
     """Length of the prompt, in tokens."""
+    images: Sequence[Picture] = ()
+    """The pictures of ``added``."""
     generation: Generation | None = None
     reply: Reply | None = None
     shown: Reply | None = None
@@ -113,6 +119,11 @@ class Call:
                 ids.extend(call.parent.generation.token_ids)
             ids.extend(call.added)
         return ids
+
+    @property
+    def prompt_images(self) -> tuple[Picture, ...]:
+        """The pictures of ``prompt_ids``."""
+        return tuple(picture for call in self.line for picture in call.images)
 
 
 class Tree:
@@ -175,9 +186,9 @@ class Tree:
             assert found is not None
             assert found.generation is not None
             last, sampled = messages[until - 1], found.generation.token_ids
-            return Plan(found, self.codec.delta(last, new, sampled, tools=tools), why, path[-1], new)
+            return Plan(found, self.codec.delta(last, new, sampled, tools=tools), why, path[-1], new, pictures_in(new))
         seen = [*_thinking(messages[:until], found), *new] if found is not None and why == "template" else messages
-        return Plan(None, self.codec.render(seen, tools), why, path[-1], messages)
+        return Plan(None, self.codec.render(seen, tools), why, path[-1], messages, pictures_in(seen))
 
     def plan_ids(self, token_ids: Sequence[int]) -> Plan:
         """Returns the same as ``plan`` for tokens: after the longest answer with which they begin."""
@@ -186,11 +197,12 @@ class Tree:
             ids = np.asarray([*call.prompt_ids, *call.generation.token_ids], np.int32)
             self._ended.setdefault(len(ids), {})[_of_ids(ids)] = call
         self._unread.clear()
-        ids = np.asarray(token_ids, np.int32)
+        ids, images = np.asarray(token_ids, np.int32), images_of(token_ids)
         for length in sorted((length for length in self._ended if length <= len(ids)), reverse=True):
-            if before := self._ended[length].get(_of_ids(ids[:length])):
-                return Plan(before, token_ids[length:], "extend")
-        return Plan(None, token_ids, "root")
+            before = self._ended[length].get(_of_ids(ids[:length]))
+            if before is not None and images[: len(before.prompt_images)] == before.prompt_images:
+                return Plan(before, token_ids[length:], "extend", images=images[len(before.prompt_images) :])
+        return Plan(None, token_ids, "root", images=images)
 
     def begin(self, plan: Plan) -> Call:
         """Returns a call that waits for its answer."""
@@ -198,7 +210,7 @@ class Tree:
             plan.parent.status = "done"
         begins = len(plan.added) + (plan.parent.ends if plan.parent else 0)
         added = Numbers("i", plan.added)
-        call = Call(next(self._numbers), plan.parent, added, plan.why, plan.path, plan.new, begins)
+        call = Call(next(self._numbers), plan.parent, added, plan.why, plan.path, plan.new, begins, plan.images)
         self.calls.append(call)
         return call
 
@@ -244,10 +256,10 @@ class Tree:
         made = []
         for number, row in enumerate(rows):
             first, last = row[0], row[-1]
-            segments = [Segment("prompt", Numbers("i", first.prompt_ids))]
+            segments = [Segment("prompt", Numbers("i", first.prompt_ids), images=first.prompt_images)]
             for call in row:
                 if call is not first and call.added:
-                    segments.append(Segment("observation", call.added))
+                    segments.append(Segment("observation", call.added, images=call.images))
                 answer = call.generation
                 assert answer is not None
                 segments.append(Segment("action", answer.token_ids, answer.logprobs, answer.versions))
@@ -306,12 +318,14 @@ def _next(path: bytes, message: Message, names: Sequence[Any]) -> bytes:
     position, because programs invent their own ids.
     """
     role = {"developer": "system"}.get(str(message.get("role")), message.get("role"))
-    content = text_of(message.get("content"))
+    content: Any = text_of(message.get("content"))
+    if keys := [picture.key for picture in pictures_in([message])]:
+        content = [plain_parts(message.get("content")), keys]
     if role != "assistant":
         number = message.get("tool_call_id")
         return _digest([role, content, names.index(number) if number in names else message.get("name")], path)
     calls = [_plain(call.get("function", call)) for call in message.get("tool_calls") or ()]
-    return _digest([role, content.strip(), calls], path)
+    return _digest([role, content.strip() if isinstance(content, str) else content, calls], path)
 
 
 def _plain(function: Mapping[str, Any]) -> list[Any]:

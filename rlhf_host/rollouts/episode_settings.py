@@ -40,3 +40,5 @@ class SampledModel:
     """Tokens that end an answer, beside the tokenizer's end of sequence."""
     vocabulary: int = MOST_TOKENS
     """Tokens of the model, which may be more than its tokenizer has."""
+    images: bool = False
+    """True if the engine takes prompts with pictures."""

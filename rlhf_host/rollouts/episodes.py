@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rlhf_host.data.codec import ChatCodec
+from rlhf_host.data.codec import ChatCodec, with_pictures
 from rlhf_host.data.template_writer import MEMO
 from rlhf_host.data.templates import for_chat, for_row
 from rlhf_host.errors import RunError, UserError, blaming
@@ -36,6 +36,7 @@ from rlhf_host.records.episodes import (
 )
 from rlhf_host.records.needs import AgentNeeds
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.records.pictures import images_of, pictures_in, with_images
 from rlhf_host.rollouts.agent_answers import (
     branch_problem,
     is_tokens,
@@ -123,6 +124,8 @@ class Episodes:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """Returns the engine's answer. Raises ``RunError`` with the engine's name if the answer is invalid."""
+        if images_of(token_ids) and not self.model.images:
+            raise UserError(f"{self.model.engine_name} takes no prompts with pictures: choose another --engine")
         with blaming(self.model.engine_name, "generate"):
             answer = await self.model.engine.generate(token_ids, sampling, key)
             count, logprobs = len(answer.token_ids), answer.logprobs
@@ -168,7 +171,7 @@ class Episodes:
     def failed_row(self, episode: Episode, reason: str) -> Trajectory:
         """Returns the log's row for an episode that failed."""
         ids = (episode.episode_id, episode.group_id)
-        prompt = Segment("prompt", Numbers("i", episode.task.prompt_ids or ()))
+        prompt = Segment("prompt", Numbers("i", episode.task.prompt_ids or ()), images=episode.task.images)
         row = Trajectory(*ids, episode.task, [prompt], "abort", episode.sample, unjudged_reason=f"{FAILED}{reason}")
         row.decode, row.events = self.decode, episode.events
         return row
@@ -239,7 +242,8 @@ class Episodes:
         if problem := step_problem(first, self.vocabulary) or ("gave done=True: nothing was played yet" if first.done else ""):
             self.manager.refuse_answer(key, "agent_reset", f"{problem} from agent_reset")
         tools = first.tools
-        plan = Plan(None, self._prompt(episode.task, first), "root")
+        prompt = self._prompt(episode.task, first)
+        plan = Plan(None, prompt, "root", images=images_of(prompt))
         tokens = len(plan.added)
         agent_rewards: list[float | None] = []
         score: float | None = None
@@ -264,7 +268,7 @@ class Episodes:
             tokens += len(answer.token_ids) + len(observed)
             if cut := tokens >= self.settings.max_tokens:
                 break
-            plan = Plan(call, observed, "extend")
+            plan = Plan(call, observed, "extend", images=images_of(observed))
             episode.turn += 1
         [trajectory] = policy.trajectories()
         trajectory.decode, trajectory.agent_rewards = self.decode, agent_rewards
@@ -277,7 +281,7 @@ class Episodes:
 
     def _prompt(self, task: Task, step: Step) -> Sequence[int]:
         if step.observation is None and task.prompt_ids is not None and not step.tools:
-            return task.prompt_ids
+            return with_images(task.prompt_ids, task.images)
         seen = task.prompt if step.observation is None else step.observation
         if is_tokens(seen):
             return seen  # type: ignore[return-value]
@@ -286,7 +290,8 @@ class Episodes:
                 f"{task.source}, task {task.index + 1}: both the row and the agent bring tools: leave the row's unread (data.ignore"
                 " tools)"
             )
-        return self.codec_of(task).render(as_messages(seen), step.tools or task.tools)  # type: ignore[arg-type]
+        messages = as_messages(seen)  # type: ignore[arg-type]
+        return with_images(self.codec_of(task).render(messages, step.tools or task.tools), pictures_in(messages))
 
     def _observation(
         self, codec: ChatCodec, step: Step, action: Action, tools: Sequence[Mapping[str, Any]] | None, key: str
@@ -297,9 +302,10 @@ class Episodes:
         if is_tokens(seen):
             return seen  # type: ignore[return-value]
         last: Message = {"role": "assistant", "content": action.text} if tools is None else action.message.message
-        return codec.delta(last, as_messages(seen), action.token_ids, tools=tools)  # type: ignore[arg-type]
+        messages = as_messages(seen)  # type: ignore[arg-type]
+        return with_images(codec.delta(last, messages, action.token_ids, tools=tools), pictures_in(messages))
 
 
-def as_messages(seen: str | Sequence[Message]) -> list[Message]:
-    """Returns a text as a user's message."""
-    return [{"role": "user", "content": seen}] if isinstance(seen, str) else list(seen)
+def as_messages(seen: str | Sequence[Message]) -> Sequence[Message]:
+    """Returns a text as a user's message, and messages with the pictures of their parts."""
+    return [{"role": "user", "content": seen}] if isinstance(seen, str) else with_pictures(seen)

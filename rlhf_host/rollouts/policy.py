@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlhf_host.data.codec import ChatCodec
+from rlhf_host.data.codec import ChatCodec, with_pictures
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Server, ServerSession
 from rlhf_host.records.endpoints import Endpoint
 from rlhf_host.records.episodes import Episode, Generation, Message, NoRoom, SampleKey, Sampling, Task, Trajectory
 from rlhf_host.records.messages import Reply
+from rlhf_host.records.pictures import images_of, with_images
 from rlhf_host.records.sampling import misfit
 from rlhf_host.rollouts.conversation import Call, Plan, Tree
 from rlhf_host.rollouts.episode_settings import EpisodeSettings
@@ -171,7 +172,7 @@ class EpisodePolicy:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, sampling: Sampling | None = None
     ) -> Call:
         """Returns the same as ``chat``, with all details of the answer."""
-        return await self.answer(self.tree.plan(messages, tools), sampling, tools, parsed=True)
+        return await self.answer(self.tree.plan(with_pictures(messages), tools), sampling, tools, parsed=True)
 
     async def answer(
         self,
@@ -195,7 +196,7 @@ class EpisodePolicy:
                 raise ValueError(problem)
             chosen = _within(sampling, chosen, train=self.trainable and self.episode.split == "train")
         call = self.tree.begin(plan)
-        prompt = call.prompt_ids
+        prompt = with_images(call.prompt_ids, call.prompt_images)
         try:
             with self.expected.asking() if self.expected is not None else nullcontext():
                 answer = await self.host.generate(prompt, chosen, key or self._key(prompt))
@@ -297,7 +298,8 @@ class EpisodePolicy:
 
     def _key(self, prompt: Sequence[int]) -> SampleKey:
         """Returns a key that depends on the request and not on its time, because parallel calls come in any order."""
-        digest = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8, salt=self._salt)
+        seen = "".join(picture.key for picture in images_of(prompt)).encode()
+        digest = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes() + seen, digest_size=8, salt=self._salt)
         asked = int.from_bytes(digest.digest(), "big") >> 2
         self._asked[asked] += 1
         return (self.episode.seed, self.episode.sample, asked, self._asked[asked] - 1)

@@ -17,7 +17,7 @@ from rlhf_host.records.ragged import RaggedTensor, Rows, padded
 from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.training.batching import UNEVEN, deal, group_rows
 
-PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature")
+PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature", "images")
 """Fields of a ``Batch`` that a forward pass needs. They stay the same in a step, so they are sent once."""
 UPDATES = tuple(field.name for field in dataclasses.fields(Batch) if field.name not in PASSES)
 """Fields that an update needs in addition."""
@@ -101,6 +101,8 @@ def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Seq
         part = {name: _part(value, rows, places, longest) for name, value in named.items()}
         if "prompt_ids" in named:
             part["prompt_ids"] = [Numbers("i", batch.prompt_ids[row]) for row in rows]
+        if named.get("images") is not None:
+            part["images"] = [batch.images[row] for row in rows] if batch.images is not None else None
         yield Shard(list(rows), lengths, part)
 
 

@@ -106,7 +106,7 @@ class EnginePool:
             raise RunError("no engine is left")
         if self.version < 0:
             raise RunError("the engines have no weights of this run yet: sync them first")
-        call = Waiting(Request(tuple(token_ids), sampling, key), asyncio.get_running_loop().create_future())
+        call = Waiting(Request.of(token_ids, sampling, key), asyncio.get_running_loop().create_future())
         # A key ends in the sample and its turn: the rest is the task's.
         ticket = Ticket(next(self._numbers), key[:-2], len(token_ids) + sampling.max_new_tokens, call)
         self._queue.arrived.append(ticket)

@@ -62,7 +62,7 @@ class RemoteEngine:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         """Returns one completion from exactly this engine. Raises the engine's errors, and ``EngineLost``."""
         await self._lives.awake()
-        return await self._ask(self._seat.actor.generate_alone, Request(tuple(token_ids), sampling, key))
+        return await self._ask(self._seat.actor.generate_alone, Request.of(token_ids, sampling, key))
 
     def set_version(self, version: int) -> None:
         """Sets the version. Raises ``RunError`` unless the engine itself reports that it holds ``version``."""

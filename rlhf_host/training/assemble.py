@@ -256,7 +256,8 @@ def episodes_of(
     settings = EpisodeSettings(sampling=sampling, max_tokens=longest, data=data, rollout=rollout, strict=config.debug)
     assert started.gate is not None
     engine_name = f"engine {config.engine.name}"
-    actor = _sampled_model(config.roles["actor"], started.gate, started.tokenizer, engine_name)
+    sees = started.traits.engine.images
+    actor = _sampled_model(config.roles["actor"], started.gate, started.tokenizer, engine_name, sees)
     frozen = {
         need.name: _frozen_episodes(manager, started, need.name, settings, engine_name)
         for need in started.needs.roles
@@ -270,11 +271,15 @@ def _frozen_episodes(
 ) -> Episodes:
     """The answers of a frozen role, sampled as the actor's are."""
     handle, engine = started.handles[role], started.runtime.engines[role]
-    model = _sampled_model(started.roles[role], Gate(engine), handle.tokenizer, f"{engine_name} of the role {role}")
+    model = _sampled_model(
+        started.roles[role], Gate(engine), handle.tokenizer, f"{engine_name} of the role {role}", started.traits.engine.images
+    )
     settings = replace(settings, max_tokens=min(settings.max_tokens, handle.context_length))
     return Episodes(manager, model, settings, started.endpoints)
 
 
-def _sampled_model(role: RoleConfig, engine: Gate, tokenizer: Any, engine_name: str) -> SampledModel:
+def _sampled_model(role: RoleConfig, engine: Gate, tokenizer: Any, engine_name: str, sees: bool) -> SampledModel:
     ends, vocabulary = stop_tokens(role), sizes(role)[0] or MOST_TOKENS
-    return SampledModel(engine=engine, tokenizer=tokenizer, engine_name=engine_name, stop_ids=ends, vocabulary=vocabulary)
+    return SampledModel(
+        engine=engine, tokenizer=tokenizer, engine_name=engine_name, stop_ids=ends, vocabulary=vocabulary, images=sees
+    )

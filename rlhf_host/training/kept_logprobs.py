@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.errors import RunError
+from rlhf_host.records.pictures import Picture
 from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import Batch
 
@@ -43,8 +44,8 @@ class KeptLogprobs:
         computed.
         """
         out = Rows.of(batch.completion_mask).zeros()
-        for number, (prompt, completion) in enumerate(_rows(batch)):
-            begin = self._find(*_digest(prompt, completion))
+        for number, (prompt, completion, images) in enumerate(_rows(batch)):
+            begin = self._find(*_digest(prompt, completion, images))
             if begin is None:
                 raise RunError(
                     f"a row of step {batch.step} was not there when log-probabilities were computed before the run: remove"
@@ -77,10 +78,10 @@ def keep_logprobs(key: str, computed: Iterable[tuple[Batch, Tensor]]) -> KeptLog
         columns, written = (array("Q"), array("Q"), array("Q")), 0
         with (directory / "values").open("wb") as file:
             for batch, logprobs in computed:
-                for values, (prompt, completion) in zip(
+                for values, (prompt, completion, images) in zip(
                     Rows.of(batch.completion_mask).each(logprobs), _rows(batch), strict=True
                 ):
-                    for column, number in zip(columns, (*_digest(prompt, completion), written), strict=True):
+                    for column, number in zip(columns, (*_digest(prompt, completion, images), written), strict=True):
                         column.append(number)
                     file.write(values.to(torch.float32).numpy().tobytes())
                     written += len(completion)
@@ -100,15 +101,17 @@ def _hashes(directory: Path) -> dict[str, str]:
     return {name: content_hash([directory / name]) for name in ("index.npy", "values")}
 
 
-def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int]]]:
-    """Yields prompt and completion of each row, as ids."""
-    for prompt, ids in zip(batch.prompt_ids, Rows.of(batch.completion_mask).each(batch.completion_ids), strict=True):
-        yield prompt, ids.tolist()
+def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int], Sequence[Picture]]]:
+    """Yields prompt and completion of each row, as ids, and its pictures."""
+    completions = Rows.of(batch.completion_mask).each(batch.completion_ids)
+    for row, (prompt, ids) in enumerate(zip(batch.prompt_ids, completions, strict=True)):
+        yield prompt, ids.tolist(), batch.images[row] if batch.images is not None else ()
 
 
-def _digest(prompt: Sequence[int], completion: Sequence[int]) -> tuple[int, int]:
+def _digest(prompt: Sequence[int], completion: Sequence[int], images: Sequence[Picture]) -> tuple[int, int]:
     digest = hashlib.blake2b(struct.pack("<q", len(prompt)), digest_size=16)
     digest.update(array("i", prompt).tobytes())
     digest.update(array("i", completion).tobytes())
+    digest.update("".join(picture.key for picture in images).encode())
     first, second = struct.unpack("<QQ", digest.digest())
     return first, second

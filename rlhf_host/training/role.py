@@ -115,15 +115,20 @@ class Role:
         """Prefix of its metrics' names."""
         return "" if self.name == "actor" else f"{self.name}/"
 
-    def blank(self) -> Tensor:
-        """Runs a forward pass over one token that is not counted; returns a loss of 0 that reaches every parameter."""
+    def blank(self, pictured: bool = False) -> Tensor:
+        """Runs a forward pass over one token that is not counted; returns a loss of 0 that reaches every parameter.
+
+        Args:
+            pictured: the tower runs too, because other ranks have pictures.
+        """
         ids, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
-        return zero_loss(self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"})))
+        images = [()] if pictured else None
+        return zero_loss(self.passes.forward([[0]], ids, mask, outputs=frozenset({"logprobs", "values"}), images=images))
 
 
 def rows_of(batch: Batch) -> dict[str, Any]:
     """Returns the part of a batch that a pass uses."""
-    names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature")
+    names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature", "images")
     return {name: getattr(batch, name) for name in names}
 
 

@@ -76,7 +76,7 @@ class RowBatches:
 
 
 def _segments(row: Row) -> Iterator[Segment]:
-    yield Segment("prompt", row.prompt_ids)
+    yield Segment("prompt", row.prompt_ids, images=row.images)
 
     def part(kind: Any, begin: int, end: int) -> Segment:
         columns = {name: values[begin:end] for name, values in row.token_columns.items()}

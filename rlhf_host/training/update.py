@@ -77,11 +77,11 @@ class Accumulation:
                 started = time.perf_counter()
                 last = number == len(plan) - 1
                 if part is None:
-                    blank = self.role.blank()
+                    blank = self.role.blank(batch.images is not None)
                     for other in self.whole:
                         if other.traits.even_passes:
                             with torch.no_grad():
-                                other.blank()
+                                other.blank(batch.images is not None)
                     if self.backend is not None:
                         self.backend.backward(blank, last)
                 else:

@@ -83,7 +83,7 @@ class Worker:
             if rows:
                 yield rows, worker_rows(batch, rows)
             else:
-                role.blank()
+                role.blank(batch.images is not None)
 
     def adjust(self, role: str, *, lr: float) -> None:
         """Sets another peak learning rate, from the next update on."""
@@ -249,7 +249,7 @@ class Worker:
         longest = max((lengths[row] for row in some), default=1)
         longest = max(self.ranks.gather(longest)) if even else longest
         for each in (role, *inside):
-            each.passes.prepare(longest)
+            each.passes.prepare(longest, batch.images is not None)
 
         def of(rows: list[int]) -> tuple[list[Sequence[int]], list[int], list[int]]:
             return [prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows]

@@ -38,7 +38,7 @@ def test_a_message_that_is_marked_as_not_trained_is_not(mark):
         (said("x", train=True, mask=True), "'train' and 'mask' contradict each other about what is trained"),
         (said("x", train_detail=[{"begin_offset": 0, "end_offset": 1, "train": False}]), "has 'train_detail'"),
         (said("x", prefix=True), "has 'prefix'"),
-        (said("x", images=["a.png"]), "has 'images': only texts are read (data.ignore images leaves it unread)"),
+        (said("x", images=["a.png"]), "has 'images': write pictures as parts of the content"),
         (said("x", thinking_blocks=[{"thinking": "hm"}]), "has 'thinking_blocks'"),
         (said("x", thinking={"text": "hm"}), "'thinking' must be a text"),
     ],

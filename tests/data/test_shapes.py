@@ -310,12 +310,19 @@ def test_texts_that_are_taken_as_they_are_refuse_what_stands_beside_them(row):
     assert read([{**row, "system": ""}], kind)
 
 
-@pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
-def test_pictures_are_refused_by_name(column):
+@pytest.mark.parametrize("column", ["videos", "audio", "multi_modal_data"])
+def test_sounds_and_videos_are_refused_by_name(column):
     for how, row in ((read, {"messages": [user("q"), said("a")]}), (asked, {"prompt": "q"})):
-        assert f"'{column}': only texts are read (data.ignore {column} leaves it unread)" in refused(
-            how, [{**row, column: ["a.png"]}]
+        assert f"'{column}': texts and pictures are read (data.ignore {column} leaves it unread)" in refused(
+            how, [{**row, column: ["a.mp4"]}]
         )
+        assert how([{**row, column: []}]) == how([row])
+
+
+@pytest.mark.parametrize("column", ["image", "images"])
+def test_a_column_of_pictures_that_are_not_there_names_the_file(column):
+    for how, row in ((read, {"messages": [user("q"), said("a")]}), (asked, {"prompt": "q"})):
+        assert "a.png: No such file" in refused(how, [{**row, column: ["a.png"]}])
         assert how([{**row, column: []}]) == how([row])
 
 
@@ -327,12 +334,13 @@ def test_contents_of_parts_are_texts():
     assert asked([{"prompt": [user(parts)]}]) == [HELPFUL + turn("user", "1+1") + OPENS]
     sharegpt = [{"from": "human", "value": parts}, {"from": "gpt", "value": "2"}]
     assert "⟦2" in read([{"conversations": sharegpt}])[0]
+    assert "0 pictures, and 1 places for them" in refused(asked, [{"prompt": [user([{"type": "image"}, *parts])]}])
+    far = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+    assert "pictures are not fetched from the net" in refused(read, [{"messages": [user([far, *parts]), said("2")]}])
     for part in (
-        {"type": "image_url", "image_url": {"url": "x"}},
-        {"type": "image"},
         {"type": "tool_result", "content": "4"},
         {"type": "thinking", "thinking": "hm", "text": "hm"},
     ):
-        problem = f"a message's content has a part of the type {part['type']!r}: only texts are read"
+        problem = f"a message's content has a part of the type {part['type']!r}: texts and pictures are read"
         assert problem in refused(read, [{"messages": [user([part, *parts]), said("2")]}])
         assert problem in refused(asked, [{"prompt": [user([part, *parts])]}])

@@ -243,7 +243,7 @@ def test_what_rounding_would_hide_is_found_in_32_bits(rounded):
     """A convolution that reaches over the rows' borders in a shared line changes a few of many positions."""
     model = make_model("lfm2-conv")
     passes = Passes(model, autocast=torch.bfloat16) if rounded == "products" else Passes(model.bfloat16())
-    assert passes._verdict_of(128, exact=False).shared is passes.model, "in 16 bits the mean hides it"
+    assert passes._verdict_of(128, False, exact=False).shared is passes.model, "in 16 bits the mean hides it"
     with pytest.warns(UserWarning, match="gives other results in the shared layout for rows of 128 tokens"):
         passes.prepare(128)
     assert (passes._verdict.shared, passes._verdict.padded) == (None, passes.model)

@@ -1,0 +1,177 @@
+"""Pictures as tokens, and as the tensors that a model's tower takes: transformers' processor of a model directory."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_host.errors import UserError, first_line
+from rlhf_host.records.pictures import Picture, pillow, place_of
+
+_PROBE = (96, 64)  # pixels
+_TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_CHECKED = 3
+"""Prompts whose tokens are compared with the processor's own."""
+
+
+class Processor:
+    """The processor of a model that sees.
+
+    In the tokens of a text, a placeholder that the chat template wrote is replaced by the tokens that the processor writes for
+    its picture. From then on these are tokens like all others. The first prompts are compared with what the processor makes of
+    their whole texts.
+
+    Args:
+        processor: transformers' own.
+
+    Raises ``UserError`` if its chat template has no place for pictures, or the processor does not expand what it writes there.
+    """
+
+    def __init__(self, processor: Any):
+        self.processor, self.tokenizer = processor, processor.tokenizer
+        self._lock = threading.Lock()  # the settings of a tokenizer must not change while another thread uses it
+        self._known: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._unchecked = _CHECKED
+        self.text = self._learn()
+        """What the chat template writes for a picture, and the processor expands."""
+        self.placeholder: int = self.tokenizer.convert_tokens_to_ids(self.text)
+
+    @classmethod
+    def beside(cls, tokenizer: Any) -> Processor:
+        """Returns the processor that has its files beside those of a tokenizer. Raises ``UserError`` if there is none."""
+        return _at(str(tokenizer.name_or_path))
+
+    @classmethod
+    def at(cls, directory: str) -> Processor:
+        """Returns the processor of a model directory, or of a name on the hub. Raises ``UserError`` if there is none."""
+        return _at(directory)
+
+    def tokens(self, picture: Picture) -> tuple[int, ...]:
+        """Returns the tokens that stand for a picture. They depend on its size alone."""
+        size = picture.width, picture.height
+        if size not in self._known:
+            ids = self._call(self.text, [picture.load()])["input_ids"][0]
+            self._known[size] = tuple(ids)
+        return self._known[size]
+
+    def expand(self, ids: Sequence[int], pictures: Sequence[Picture], text: str | None = None) -> list[int]:
+        """Returns tokens with each placeholder replaced by the tokens of its picture.
+
+        Args:
+            ids: tokens of a text that the chat template wrote.
+            text: this text, if it may be compared with what the processor makes of it.
+
+        Raises:
+            UserError: there are more placeholders than pictures, or fewer, or the processor makes other tokens.
+        """
+        places = [place for place, token in enumerate(ids) if token == self.placeholder]
+        if len(places) != len(pictures):
+            raise UserError(
+                f"{len(pictures)} pictures, and the text has {self.text!r} {len(places)} times: the chat template leaves some out,"
+                " or a text contains it"
+            )
+        whole: list[int] = []
+        begin = 0
+        for place, picture in zip(places, pictures, strict=True):
+            whole += [*ids[begin:place], *self.tokens(picture)]
+            begin = place + 1
+        whole += ids[begin:]
+        if text is not None and pictures and self._unchecked:
+            self._unchecked -= 1
+            self._compare(whole, text, pictures)
+        return whole
+
+    def collapse(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+        """Returns what ``expand`` was given. Raises ``UserError`` if the tokens of a picture are not there."""
+        begin, short = 0, list[int]()
+        for number, picture in enumerate(pictures, start=1):
+            own = self.tokens(picture)
+            if (place := place_of(ids, own, begin)) is None:
+                raise UserError(f"the {len(own)} tokens of picture {number} of {len(pictures)} are not in the prompt")
+            short += [*ids[begin:place], self.placeholder]
+            begin = place + len(own)
+        return [*short, *ids[begin:]]
+
+    def tensors(self, pictures: Sequence[Picture]) -> dict[str, Any]:
+        """Returns what the model's tower takes for these pictures, in order: ``pixel_values`` and what belongs to them."""
+        made = self._call(self.text * len(pictures), [picture.load() for picture in pictures], return_tensors="pt")
+        return {name: value for name, value in made.items() if name not in _TEXTS}
+
+    def _call(self, text: str, images: list[Any], **options: Any) -> Any:
+        with self._lock:
+            try:
+                return self.processor(text=[text], images=images, add_special_tokens=False, **options)
+            except Exception as error:  # a processor is a program of its author's: it raises what it likes
+                sizes = ", ".join("×".join(map(str, image.size)) for image in images[:4])
+                raise UserError(
+                    f"{type(self.processor).__name__} does not take {len(images)} pictures ({sizes} pixels): {first_line(error)}"
+                ) from error
+
+    def _compare(self, ids: list[int], text: str, pictures: Sequence[Picture]) -> None:
+        theirs = list(self._call(text, [picture.load() for picture in pictures])["input_ids"][0])
+        if ids != theirs:
+            place = next((at for at, pair in enumerate(zip(ids, theirs, strict=False)) if pair[0] != pair[1]), len(theirs))
+            raise UserError(
+                f"{type(self.processor).__name__} makes {len(theirs)} tokens of a prompt with {len(pictures)} pictures, and its"
+                f" parts make {len(ids)}; they differ from token {place} on, so this model's pictures cannot be used"
+            )
+
+    def _learn(self) -> str:
+        image = pillow().new("RGB", _PROBE, (200, 100, 50))
+        written = self._template([{"type": "image"}, {"type": "text", "text": "x"}])
+        bare = self._template([{"type": "text", "text": "x"}])
+        special = sorted(
+            {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.get_added_vocab())}, key=len, reverse=True
+        )
+        found = [token for token in special if token and written.count(token) == bare.count(token) + 1]
+        for token in sorted(found, key=written.find):
+            alone = self.tokenizer(token, add_special_tokens=False)["input_ids"]
+            if len(alone) != 1:
+                continue
+            try:
+                ids = self._call(token, [image])["input_ids"][0]
+            except UserError:
+                continue
+            if list(ids) != list(alone):
+                return token
+        raise UserError(
+            f"the chat template writes {written!r} for a picture, of which {type(self.processor).__name__} expands no token: this"
+            " model's pictures cannot be used"
+        )
+
+    def _template(self, content: list[dict[str, str]]) -> str:
+        try:
+            messages = [{"role": "user", "content": content}]
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:
+            raise UserError(f"the chat template takes no pictures: {first_line(error)}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _at(directory: str) -> Processor:
+    from transformers import AutoConfig, AutoProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    pillow()
+    try:
+        try:
+            made = AutoProcessor.from_pretrained(directory)
+        except ImportError:  # its part for videos needs torchvision
+            config = AutoConfig.from_pretrained(directory)
+            made = _without_videos(PROCESSOR_MAPPING[type(config)]).from_pretrained(directory)
+    except Exception as error:
+        raise UserError(f"{directory} has no processor for pictures that can be loaded: {first_line(error)}") from error
+    if getattr(made, "image_processor", None) is None or getattr(made, "tokenizer", None) is None:
+        raise UserError(f"{directory} has no processor for pictures (preprocessor_config.json): its model takes texts alone")
+    return Processor(made)
+
+
+def _without_videos(processor: Any) -> Any:
+    """Returns the same class of processors without the part that reads videos."""
+
+    def get_attributes(cls: Any) -> list[str]:
+        return [name for name in processor.get_attributes() if name != "video_processor"]
+
+    return type(processor.__name__, (processor,), {"get_attributes": classmethod(get_attributes), "__module__": __name__})
