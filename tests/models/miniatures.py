@@ -189,7 +189,7 @@ def miniature(name: str, **settings: Any) -> PreTrainedModel:
 
 
 def small(cls: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
-    fields = _fields(cls)
+    fields = field_names(cls)
     named = {name: value for value, names in SIZES for name in names.split() if name in fields}
     if "kv_lora_rank" in fields:
         named["num_key_value_heads"] = HEADS
@@ -201,5 +201,5 @@ def small(cls: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
     return cls(**{**named, **SPECIAL.get(cls.model_type, {}), **changes})
 
 
-def _fields(cls: type[PreTrainedConfig]) -> set[str]:
+def field_names(cls: type[PreTrainedConfig]) -> set[str]:
     return set(getattr(cls, "__dataclass_fields__", ())) | set(cls.attribute_map)
