@@ -194,6 +194,8 @@ def small(cls: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
     if "kv_lora_rank" in fields:
         named["num_key_value_heads"] = HEADS
     for name, part in cls.sub_configs.items():
+        if name in changes:
+            continue
         if part is AutoConfig:
             part = type(getattr(cls(), name))
         if part is not type(None):
