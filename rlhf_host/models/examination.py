@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlhf_host.errors import UserError, first_line
 from rlhf_host.models.heads import find_head, scalar_head
 from rlhf_host.models.modes import evaluation
 from rlhf_host.models.output_heads import LanguageHead, ScalarHead
@@ -38,5 +39,13 @@ def _head(model: Any, examined: Any, use: Use) -> ScalarHead | LanguageHead:
     if (linear := scalar_head(model)) is not None:
         return ScalarHead(linear)
     with torch.no_grad(), evaluation(examined), torch.autocast(use.device.type, use.autocast, use.autocast is not None):
-        found = find_head(examined)
+        try:
+            found = find_head(examined)
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            name = type(examined).__name__
+            raise UserError(
+                f"{name} does not run over plain rows of tokens: {type(error).__name__}: {first_line(error)}"
+            ) from error
     return LanguageHead(found and found.of(model.get_output_embeddings()), use.autocast)

@@ -49,6 +49,8 @@ def decoder_of(model: Any) -> Any:
     if scalar_head(model) is not None:
         return model.base_model
     decoder = model.get_decoder()
+    if decoder is not model and isinstance(decoder, PreTrainedModel) and decoder.get_output_embeddings() is not None:
+        return decoder_of(decoder)  # a language model inside one that sees
     if decoder is model or not isinstance(decoder, PreTrainedModel):  # or the head, where that is called ``decoder``
         return next((part for part in model.children() if isinstance(part, PreTrainedModel)), decoder)
     return decoder

@@ -211,7 +211,9 @@ def _reordered(value: Any, order: Tensor, total: int, last: Tensor) -> Any:
     """
     if isinstance(value, Tensor):
         flat = value.reshape(total, value.shape[-1])
-        return torch.cat([flat, last.to(flat)]).index_select(0, order)
+        ordered = torch.cat([flat, last.to(flat)]).index_select(0, order)
+        in_blocks = value.dim() == 3 and len(ordered) % value.shape[1] == 0  # of equally many features for each picture
+        return ordered.view(-1, *value.shape[1:]) if in_blocks else ordered
     if isinstance(value, list | tuple) and value:
         if _adds_up(value, total):
             flat = torch.cat([each.reshape(-1, each.shape[-1]) for each in value])

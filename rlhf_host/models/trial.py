@@ -234,11 +234,12 @@ def _refuse_other_sight(hidden: Callable[[Layout], Tensor], sample: Sample, rows
         raise UserError(
             f"pictures of {name} cannot be used here: with them it sees later tokens, so it is no causal language model"
         )
+    seen = sample.sight.see([each for row in sample.images for each in row])  # a tower may mix the pictures of a pass
     for number, expected in enumerate(rows):
         own = sample.images[number]
         layout = padded_layout([sample.prompt_ids[number]], sample.parts()[number], [sample.lengths[number]])
         try:
-            gap = distance(hidden(sample.sight.placed(layout, [own], seen=sample.sight.see(own))), expected, exact)
+            gap = distance(hidden(sample.sight.placed(layout, [own], seen=seen)), expected, exact)
         except FAILURES as error:
             raise UserError(f"pictures of {name} cannot be used here: {type(error).__name__}: {first_line(error)}") from error
         if not gap <= (EXACT if exact else ROUGH):

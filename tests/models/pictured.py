@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from models.miniatures import WIDTH, field_names, small
 from PIL import Image
 from torch.nn.functional import one_hot
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -23,6 +22,8 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.fuyu.image_processing_pil_fuyu import FuyuImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+from .miniatures import WIDTH, field_names, small
 
 VOCABULARY = 100
 PICTURE = 90
@@ -442,7 +443,7 @@ def resized(cls: type[PreTrainedConfig], special: Parts, part: str) -> PreTraine
 
 
 def vocabulary(cls: type[PreTrainedConfig]) -> dict[str, int]:
-    return {"vocab_size": VOCABULARY} if "vocab_size" in field_names(cls) else {}
+    return {name: VOCABULARY for name in ("vocab_size", "vocab_size_per_layer_input") if name in field_names(cls)}
 
 
 def markers(cls: type[PreTrainedConfig]) -> dict[str, int]:

@@ -70,7 +70,7 @@ def test_rows_that_need_a_pass_each_keep_it_where_ranks_run_as_many():
     class Passes:
         one_by_one = True
 
-        def prepare(self, longest):
+        def prepare(self, longest, pictured=False):
             pass
 
         def cost(self, prompts, completions, groups):
