@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.records.pictures import Picture, pillow, place_of
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""What a model directory has beside its tokenizer's files."""
 _PROBE = (96, 64)  # pixels
 _TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _CHECKED = 3
@@ -155,6 +159,8 @@ def _at(directory: str) -> Processor:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     pillow()
+    if (adapter := Path(directory, "adapter_config.json")).is_file():
+        directory = json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"]
     try:
         try:
             made = AutoProcessor.from_pretrained(directory)

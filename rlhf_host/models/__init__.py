@@ -12,7 +12,15 @@ from rlhf_host.lazily import lazily
 if TYPE_CHECKING:
     from rlhf_host.data.templates import tells_the_day
     from rlhf_host.models.adapter_files import is_adapter
-    from rlhf_host.models.loading import head_of, load_model, load_tokenizer, quiet_transformers, save_model, stop_tokens
+    from rlhf_host.models.loading import (
+        head_of,
+        load_model,
+        load_tokenizer,
+        quiet_transformers,
+        save_model,
+        save_tokenizer,
+        stop_tokens,
+    )
     from rlhf_host.models.merging import merge
     from rlhf_host.models.places import hub_answers
     from rlhf_host.models.room import container_memory, machine_memory
@@ -28,6 +36,7 @@ _HOME = {
     "merge": "models.merging",
     "quiet_transformers": "models.loading",
     "save_model": "models.loading",
+    "save_tokenizer": "models.loading",
     "stop_tokens": "models.loading",
     "tells_the_day": "data.templates",
 }
@@ -44,6 +53,7 @@ __all__ = [
     "merge",
     "quiet_transformers",
     "save_model",
+    "save_tokenizer",
     "stop_tokens",
     "tells_the_day",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,9 +23,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from rlhf_host.config.schema import RoleConfig
+from rlhf_host.data.processor import PROCESSOR_FILES
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
 from rlhf_host.models.classes import model_class
@@ -147,6 +150,22 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | Path) -> None:
+    """Writes a tokenizer, and the processor for pictures that has its files beside those that it was loaded from."""
+    tokenizer.save_pretrained(str(directory))
+    for name in PROCESSOR_FILES:
+        found = cached_file(
+            tokenizer.name_or_path,
+            name,
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+        if found is not None and not Path(directory, name).exists():
+            shutil.copyfile(found, Path(directory, name))
 
 
 def _has_tokenizer(path: str | None) -> bool:

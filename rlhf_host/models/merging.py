@@ -13,7 +13,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.adapter_files import is_adapter, is_scalar, refuse_other_base
 from rlhf_host.models.dtypes import retype
-from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, weight_files
+from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, save_tokenizer, weight_files
 from rlhf_host.models.modes import evaluation
 from rlhf_host.models.places import with_base
 from rlhf_host.models.quantized import widen
@@ -65,7 +65,7 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
     model = load_model(role, head=head)
     with quiet_transformers():
         model.save_pretrained(output)
-        load_tokenizer(role).save_pretrained(output)
+        save_tokenizer(load_tokenizer(role), output)
     written = str(next(model.parameters()).dtype).removeprefix("torch.")
     merged = _logits(load_model(RoleConfig(model=str(output), dtype="float32", device="cpu"), head=head))
     trained = widen(load_model(role.model_copy(update={"dtype": "auto"}), head=head, trainable=True))

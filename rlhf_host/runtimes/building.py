@@ -235,10 +235,11 @@ def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
     """Returns a function that writes a role, and then the tokenizer beside it. Pass a copy of the tokenizer: others use theirs
     meanwhile.
     """
+    from rlhf_host.models.loading import save_tokenizer
 
     def both() -> None:
         write()
-        tokenizer.save_pretrained(directory)
+        save_tokenizer(tokenizer, directory)
 
     return both
 
@@ -266,7 +267,7 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
     """Writes a model directory for an engine with its own weights, in ordinary form."""
     from rlhf_host.models import quantized
-    from rlhf_host.models.loading import quiet_transformers
+    from rlhf_host.models.loading import quiet_transformers, save_tokenizer
 
     with quiet_transformers():
         if with_weights:
@@ -275,7 +276,7 @@ def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights
         else:
             quantized.plain_config(model).save_pretrained(directory)
             model.generation_config.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+        save_tokenizer(tokenizer, directory)
     return directory
 
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlhf_host import UserError
 from rlhf_host.commands import new_directory
-from rlhf_host.models import head_of, is_adapter, load_model, load_tokenizer, merge, save_model
+from rlhf_host.models import head_of, is_adapter, load_model, load_tokenizer, merge, save_model, save_tokenizer
 from rlhf_host.runs import RunModel, refuse_damaged
 from rlhf_host.settings import RoleConfig
 from rlhf_runs.card import model_card
@@ -43,7 +43,7 @@ def export(model: RunModel, output: Path, dtype: str | None, role: str) -> str:
         else:
             settings = RoleConfig(model=str(model.path), dtype=dtype, device="cpu")
             save_model(load_model(settings, head=head), aside)
-            load_tokenizer(settings).save_pretrained(aside)
+            save_tokenizer(load_tokenizer(settings), aside)
         written = dtype_of(aside)
         card = aside / "README.md"
         card.write_text(model_card(model, role, head, written), "utf-8")
