@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Task, hookimpl
 from rlhf_plugin_shapes.scenes import SCENES, Scene, draw
+
+Kind: TypeAlias = Literal["count", "shape", "colour", "digit", "mixed"]
 
 
 class Shapes:
@@ -21,7 +23,7 @@ class Shapes:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        kind: Literal["count", "shape", "colour", "digit", "mixed"] = Field("shape", description="what is asked; mixed: all")
+        kind: Kind = Field("colour", description="what is asked; mixed: all")
         tasks: int = Field(10_000, ge=1, description="training tasks")
         eval_tasks: int = Field(200, ge=1, description="held-out tasks")
         size: int = Field(56, ge=28, le=2048, description="width and height of a picture in pixels")
