@@ -78,7 +78,9 @@ def qwen(directory: Path, seed: int = 0) -> Path:
         "window_size": 28,
         "patch_size": 7,
     }
-    ids = dict(zip(("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"), range(4, 8), strict=True))
+    ids = dict(
+        zip(("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"), range(4, 8), strict=True)
+    )
     torch.manual_seed(seed)
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
     processor = Qwen2VLImageProcessorPil(patch_size=7, min_pixels=14 * 14, max_pixels=28 * 28 * 100)

@@ -185,6 +185,7 @@ class _WholeRows:
         self.even: list[Sequence[int]] = [long, text(len(long))]
         if sight is not None:
             self.ragged, self.even = self._seeing(sight, self.ragged), self._seeing(sight, self.even)
+            self.tails = list(map(sight.words, self.tails))
         self._expected: dict[bool, Tensor] = {}
 
     def problem(self, decoder: Decoder) -> str | None:
@@ -255,7 +256,7 @@ class _WholeRows:
         """Returns the prompts with a picture each, of the same size."""
         seeing: list[Sequence[int]] = []
         for prompt, picture in zip(prompts, (noise(1), noise(3)), strict=True):
-            others = [token if token != sight.placeholder else (token or 2) - 1 for token in prompt]
+            others = sight.words(prompt)
             seeing.append(Pictured([others[0], *sight.reader.tokens(picture), *others[1:]], [picture]))
         return seeing
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.data.processor import Processor
+from rlhf_host.data.processor import PROCESSOR_FILES, Processor
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.remote_runs import RemoteRuns
 from rlhf_host.engines.requests import Request, check_request
@@ -79,6 +79,7 @@ class VLLMEngine:
         self._closed = False
         self._step_began: float | None = None
         self._adapter_rank = start.adapter_rank
+        self._processor: Processor | None = None
         self._threads = Threads(4)
         self._shared: set[Path] = set()
         self._scratch = Scratch("rlhf-vllm-", tempfile.gettempdir())
@@ -263,10 +264,14 @@ class VLLMEngine:
     def _start(self, start: EngineStart) -> None:
         from vllm.inputs.engine import tokens_input
 
-        path = self._path = str(start.model)
+        path = str(start.model)
         self.llm, device = start_vllm(
             self.options, path, start.tokenizer, start.version, self._scratch.path, self._adapter_rank
         )
+        if any(Path(path, name).is_file() for name in PROCESSOR_FILES):
+            self._processor = Processor.at(path)
+            if (theirs := self.llm.renderer.mm_processor) is not None:
+                theirs.info.get_hf_processor()  # now, because the directory need not stay
         if self.multiprocess:
             self._core = CoreWatch(self.llm.engine_core)
             self._shared = {Path(name) for names in self.llm.collective_rpc("shared_memory") for name in names}
@@ -318,9 +323,13 @@ class VLLMEngine:
         salt, images = self._salt(request), images_of(request.token_ids)
         if not images:
             return self._prompt(list(request.token_ids), cache_salt=salt)
-        ids = Processor.at(self._path).collapse(request.token_ids, images)
+        if self._processor is None:
+            raise UserError("engine vllm: the model has no processor for pictures")
+        ids = self._processor.collapse(request.token_ids, images)
         prompt: dict[str, Any] = {"prompt_token_ids": ids, "multi_modal_data": {"image": [each.load() for each in images]}}
-        return prompt if salt is None else prompt | {"cache_salt": salt}
+        if salt is not None:  # features of older weights have other names
+            prompt |= {"cache_salt": salt, "multi_modal_uuids": {"image": [f"{each.key}-{salt}" for each in images]}}
+        return prompt
 
     def _salt(self, request: Request) -> str | None:
         if self.options.kv_after_sync == "recompute":
@@ -382,6 +391,8 @@ class VLLMEngine:
                 forgotten = self.llm.reset_prefix_cache(reset_running_requests=True)
             if not forgotten:
                 raise RunError("engine vllm could not forget its cached prompts")
+            if self._processor is not None:
+                self.llm.reset_encoder_cache()  # the features of pictures, which it keeps by their content
         self.llm.set_weight_version(str(version))
         self.version = version
 

@@ -82,11 +82,11 @@ def check_complete(expected: set[str], names: set[str]) -> None:
 
 def parameter_names(config: Any) -> set[str]:
     """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
-    from transformers import AutoModelForCausalLM
+    from rlhf_host.models.classes import model_class
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = model_class("lm", config).from_config(config)
     except ValueError as error:
         log.warning("syncs are not checked for missing weights: %s", first_line(error))
         return set()

@@ -96,6 +96,10 @@ class Sight:
             raise UserError(f"{type(model).__name__} takes no pictures: its configuration names no token for them")
         return cls(base, Processor.at(model.config.name_or_path) if reader is None else reader, placeholder)
 
+    def words(self, ids: Sequence[int]) -> list[int]:
+        """Returns tokens with another one in place of each placeholder."""
+        return [token if token != self.placeholder else (token or 2) - 1 for token in ids]
+
     def see(self, pictures: Sequence[Picture]) -> Seen:
         """Returns distinct pictures, ready for the tower. Without any it is a blank one, so that the tower runs in every pass."""
         numbers = {picture: number for number, picture in enumerate(dict.fromkeys(pictures or [blank()]))}

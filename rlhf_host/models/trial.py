@@ -95,12 +95,9 @@ class Sample:
         """
         one, two = noise(1), noise(2)
         tokens = {picture: list(sight.reader.tokens(picture)) for picture in (one, two)}
-        others = [[token if token != sight.placeholder else (token or 2) - 1 for token in ids] for ids in self.prompt_ids]
-        first, _, second, third = others
+        first, _, second, third = map(sight.words, self.prompt_ids)
         first, second = [first[0], *tokens[one], *first[1:]], [*tokens[two], *second[:1], *tokens[one], *second[1:]]
-        parts = [
-            [token if token != sight.placeholder else (token or 2) - 1 for token in part.tolist()] for part in self.parts()
-        ]
+        parts = [sight.words(part.tolist()) for part in self.parts()]
         parts[1] = [*parts[1][:1], *tokens[two], *parts[1][1:], 1]
         images = [[one], [one, two], [two, one], []]
         completions = torch.tensor([token for part in parts for token in part])
