@@ -4,8 +4,6 @@ parts ``{"type": "image", "image": Picture}``.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +26,9 @@ _SOURCES = ("image", "image_url", "url", "path", "base64", "bytes")
 _NET = ("http", "https", "ftp", "s3", "gs", "hf")
 
 
-def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), *, root: Path | None = None) -> list[Message]:
+def as_messages(
+    prompt: str | Sequence[Message], images: Sequence[Any] = (), *, root: Path | None = None, kept: bool = False
+) -> list[Message]:
     """Returns a prompt as messages that have their pictures in their parts.
 
     The pictures of ``images`` take the places of parts without one, or else of the text ``<image>``. If there is neither, they
@@ -37,6 +37,7 @@ def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), *, 
     Args:
         images: paths, bytes, data URIs, ``PIL.Image`` or mappings of ``datasets``, in the order of their places.
         root: the directory of relative paths; default: the current one.
+        kept: pictures that have no file of their own get one in the cache; else they are in memory.
 
     Raises:
         UserError: a picture cannot be read, there are more pictures than places or fewer, or a part is of another kind.
@@ -44,6 +45,7 @@ def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), *, 
     said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages: list[Message] = [dict(message) for message in said]
     given = [picture_of(value, root) for value in images]
+    given = [keep(picture) for picture in given] if kept else given
     places = sum(is_picture(part) and _source(part) is None for message in messages for part in _parts(message))
     if given and not places:
         _set_places(messages, len(given))
@@ -56,20 +58,22 @@ def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), *, 
     waiting = iter(given)
     for message in messages:
         if is_list(message.get("content")):
-            message["content"] = [_filled(part, waiting, root) for part in message["content"]]
+            message["content"] = [_filled(part, waiting, root, kept) for part in message["content"]]
     return messages
 
 
-def pictured(prompt: str | Sequence[Message], images: Sequence[Any], root: Path | None = None) -> list[Message]:
-    """Returns a prompt as messages whose parts have its pictures. Raises ``Malformed`` for pictures that cannot be used."""
+def pictured(
+    prompt: str | Sequence[Message], images: Sequence[Any], root: Path | None = None, *, kept: bool = True
+) -> list[Message]:
+    """Returns a row's prompt as messages whose parts have its pictures. Raises ``Malformed`` for pictures that cannot be used."""
     try:
-        return as_messages(prompt, images, root=root)
+        return as_messages(prompt, images, root=root, kept=kept)
     except UserError as error:
         raise Malformed(str(error)) from None
 
 
 def picture_of(value: Any, root: Path | None = None) -> Picture:
-    """Returns a picture from any form in which data have it. Content without a file of its own is kept in the cache.
+    """Returns a picture from any form in which data have it.
 
     Raises:
         UserError: it is on the net, there is no such file, or it is no picture.
@@ -84,11 +88,11 @@ def picture_of(value: Any, root: Path | None = None) -> Picture:
             raise UserError(f"a picture has none of bytes, path and url; it has {', '.join(map(str, value)) or 'nothing'}")
         return picture_of(inner, root)
     if isinstance(value, bytes | bytearray | memoryview):
-        return keep(Picture.of_bytes(bytes(value)))
+        return Picture.of_bytes(bytes(value))
     if isinstance(value, str | os.PathLike):
         return _of_text(os.fspath(value), root)
     if isinstance(value, pillow().Image):
-        return keep(Picture.of_bytes(png(value)))
+        return Picture.of_bytes(png(value))
     raise UserError(f"a picture is {a(type(value).__name__)}: give a path, bytes, a data URI or a PIL.Image")
 
 
@@ -114,14 +118,7 @@ def keep(picture: Picture) -> Picture:
 
 def _of_text(text: str, root: Path | None) -> Picture:
     if text.startswith("data:"):
-        head, comma, body = text.partition(",")
-        try:
-            data = base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote(body).encode("latin-1")
-        except (binascii.Error, ValueError):
-            comma = ""
-        if not comma:
-            raise UserError(f"a data URI that cannot be read: {text[:40]!r}")
-        return keep(Picture.of_bytes(data))
+        return Picture.of_uri(text)
     parts = urlsplit(text)
     if parts.scheme in _NET:
         raise UserError(f"{text[:80]}: pictures are not fetched from the net: download it, and give its path")
@@ -149,13 +146,14 @@ def _source(part: Mapping[str, Any]) -> Any:
     )
 
 
-def _filled(part: Any, waiting: Iterator[Picture], root: Path | None) -> Any:
+def _filled(part: Any, waiting: Iterator[Picture], root: Path | None, kept: bool) -> Any:
     if not is_picture(part):
         return part
     source = _source(part)
     if part.get("base64") is source and isinstance(source, str) and not source.startswith("data:"):
         source = f"data:;base64,{source}"
-    return {"type": "image", "image": next(waiting) if source is None else picture_of(source, root)}
+    picture = next(waiting) if source is None else picture_of(source, root)
+    return {"type": "image", "image": keep(picture) if kept else picture}
 
 
 def _set_places(messages: list[Message], count: int) -> None:

@@ -158,12 +158,16 @@ def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = Fa
     return replace(task, prompt=prompt, metadata=metadata, tools=beside.tools, template_kwargs=beside.template_kwargs)
 
 
-def seen(task: Task, root: Path | None = None) -> Task:
-    """Returns the task with the pictures of its prompt's parts. Raises ``Malformed`` for pictures that cannot be used."""
+def seen(task: Task, root: Path | None = None, *, kept: bool = True) -> Task:
+    """Returns the task with the pictures of its prompt's parts. Raises ``Malformed`` for pictures that cannot be used.
+
+    Args:
+        kept: as in ``as_messages``.
+    """
     prompt = task.prompt
     if not task.images and (isinstance(prompt, str) or not any(has_pictures(message.get("content")) for message in prompt)):
         return task
-    messages = pictured(prompt, task.images, root)
+    messages = pictured(prompt, task.images, root, kept=kept)
     return replace(task, prompt=messages, images=pictures_in(messages))
 
 

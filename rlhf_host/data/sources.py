@@ -334,7 +334,7 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
         if not isinstance(item, Task):
             raise Malformed(f"expected a Task or a mapping, got {type(item).__name__}")
         prompt = prompt_of(list(item.prompt) if isinstance(item.prompt, tuple) else item.prompt, "prompt")
-        return seen(replace(item, prompt=prompt, index=index, source=name))
+        return seen(replace(item, prompt=prompt, index=index, source=name), kept=False)
     except Malformed as fault:
         raise PluginError(f"{info}: task {index + 1}: {fault}") from None
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from rlhf_host.errors import UserError
 
@@ -44,6 +47,18 @@ class Picture:
         """
         width, height = _size(data)
         return cls(hashlib.sha256(data).hexdigest()[:_KEY], width, height, path, None if path is not None else data)
+
+    @classmethod
+    def of_uri(cls, uri: str) -> Picture:
+        """Returns the picture of a data URI (RFC 2397). Raises ``UserError`` for one that cannot be read, and for other texts."""
+        head, comma, body = uri.partition(",")
+        try:
+            data = base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote(body).encode("latin-1")
+        except (binascii.Error, ValueError):
+            comma = ""
+        if not comma or not head.startswith("data:"):
+            raise UserError(f"it is no data URI of a picture: {uri[:40]!r}")
+        return cls.of_bytes(data)
 
     def read(self) -> bytes:
         """Returns the file's bytes. Raises ``UserError`` if the file is gone, or has another content by now."""
@@ -158,9 +173,9 @@ def _size(data: bytes) -> tuple[int, int]:
     """Returns width and height of a picture that can be read to its end."""
     image = _open(data)
     width, height = image.size
-    turned = image.getexif().get(_ORIENTATION, 1) in _SIDEWAYS
     image.draft("RGB", (1, 1))  # a JPEG file is decoded small, which finds a cut one as well
     _decode(image, len(data))
+    turned = image.getexif().get(_ORIENTATION, 1) in _SIDEWAYS
     return (height, width) if turned else (width, height)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host import Message, ToolCall
+from rlhf_host import Message, Picture, ToolCall, UserError
 from rlhf_host.rollouts import Call
 from rlhf_server.errors import invalid
 from rlhf_server.limits import Limits
@@ -31,7 +31,7 @@ def _message(given: Any, place: str) -> Message:
         raise invalid(place, f"an object with a role of {', '.join(_ROLES)}")
     role = "system" if given["role"] == "developer" else given["role"]
     if "content" not in given and role in ("system", "user"):
-        raise invalid(f"{place}.content", "missing: a text or a list of text parts")
+        raise invalid(f"{place}.content", "missing: a text or a list of parts")
     message: Message = {"role": role, "content": _content(given.get("content"), f"{place}.content")}
     if calls := given.get("tool_calls"):
         if not isinstance(calls, list):
@@ -43,21 +43,37 @@ def _message(given: Any, place: str) -> Message:
     return message
 
 
-def _content(content: Any, place: str) -> str:
+def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
+    """Returns one text, or parts if some are pictures."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise invalid(place, "a text or a list of text parts")
-    texts = []
+        raise invalid(place, "a text or a list of parts, which are texts and pictures")
+    parts: list[dict[str, Any]] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("image_url", "input_image"):
+            parts.append(_picture(part, f"{place}[{number}].image_url"))
+            continue
         if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise invalid(f"{place}[{number}]", f"a text; this policy does not read {kind or type(part).__name__}")
+            raise invalid(f"{place}[{number}]", f"a text or a picture; nothing here reads {kind or type(part).__name__}")
         text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
             raise invalid(f"{place}[{number}].text", "a text")
-        texts.append(text)
-    return "".join(texts)
+        parts.append({"type": "text", "text": text})
+    return parts if any(part["type"] == "image" for part in parts) else "".join(part["text"] for part in parts)
+
+
+def _picture(part: dict[str, Any], place: str) -> dict[str, Any]:
+    """Returns a picture of a request, which is in the request itself: a server reads no files and no addresses for others."""
+    given = part.get("image_url")
+    uri = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(uri, str) or not uri.startswith("data:"):
+        raise invalid(place, "a data URI, data:image/png;base64,...")
+    try:
+        return {"type": "image", "image": Picture.of_uri(uri)}
+    except UserError as error:
+        raise invalid(place, str(error)) from error
 
 
 def _call(given: Any, place: str) -> dict[str, Any]:
