@@ -15,6 +15,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedConfig,
 )
+from transformers.conversion_mapping import (
+    USER_REGISTERED_MAPPINGS,
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from rlhf_host.errors import UserError
@@ -61,5 +66,7 @@ def _scalar_class(causal: Any) -> Any:
     """Returns a sequence classification model, for language models for which transformers has none."""
     base = next(parent for parent in causal.__mro__ if parent.__name__.endswith("PreTrainedModel"))
     name = base.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
+    if name not in USER_REGISTERED_MAPPINGS and (files := get_checkpoint_conversion_mapping(causal.__name__)) is not None:
+        register_checkpoint_conversion_mapping(name, files)  # a model that sees may have other names in its files
     named = {"base_model_prefix": causal.base_model_prefix, "config_class": causal.config_class, "__module__": __name__}
     return type(name, (GenericForSequenceClassification, base), named)
