@@ -281,7 +281,8 @@ def rollout(
         def take_in(step: int, collected: Any) -> None:
             rows = collected.trajectories_in_order()
             trajectories.extend(rows)
-            parts.append(saved_rows.lines(step, "train", rows, origin))
+            if output is not None:
+                parts.append(saved_rows.lines(step, "train", rows, origin, Path(output).parent))
 
         rollout_only(run.config, manager, prompts_per_step(run.config, steps, rollouts), take_in, rows=asked.rows)
         if output is not None:

@@ -64,8 +64,9 @@ def replay(line: CommandLine) -> None:
         texts = output is None and config.algo is None
         replayed = run(config, manager, saved_rows.read_steps(Path(line.file), texts=texts))
         if output is not None:
-            parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin) for s in replayed.steps)
-            saved_rows.write_lines(Path(output), parts)
+            file = Path(output)
+            parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin, file.parent) for s in replayed.steps)
+            saved_rows.write_lines(file, parts)
     if "json" in line.own:
         from rlhf_host.training.records import plain
 

@@ -77,7 +77,7 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
             trajectories = collected.trajectories_in_order()
             rows.extend(trajectories)
             dropped += collected.dropped.total()
-            parts.append(saved_rows.lines(step, "train", trajectories, origin))
+            parts.append(saved_rows.lines(step, "train", trajectories, origin, output.parent))
             click.echo(f"step {step}/{len(prompts)}: {len(trajectories)} trajectories", err=True)
 
         interrupted = False

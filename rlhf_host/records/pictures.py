@@ -160,6 +160,11 @@ def png(image: Any) -> bytes:
     return file.getvalue()
 
 
+def format_of(data: bytes) -> str:
+    """Returns the format of a picture's bytes, such as ``png``."""
+    return str(_open(data).format).lower()
+
+
 def pillow() -> Any:
     """Returns the module ``PIL.Image``. Raises ``UserError`` where Pillow is not installed."""
     try:

@@ -17,6 +17,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
 from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import ScoreContext
+from rlhf_host.records.pictures import Picture
 from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
@@ -119,13 +120,17 @@ class Played:
         """Returns True if a group read from a file is of this task; the data may have changed."""
         mine = self.group.task
         same = (mine.source, mine.index) == (task.source, task.index)
-        return same and json.dumps(mine.prompt, default=str) == json.dumps(task.prompt, default=str)
+        return same and json.dumps(mine.prompt, default=_content) == json.dumps(task.prompt, default=_content)
 
     def belong_to(self, task: Task, decode: Callable[[Sequence[int]], str]) -> None:
         """Gives a group read from a file its task."""
         self.group.task = task
         for row in (*self.group.trajectories, *self.failed):
             row.task, row.decode = task, decode
+
+
+def _content(value: Any) -> str:
+    return value.key if isinstance(value, Picture) else str(value)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,6 +18,7 @@ from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import prompt_text, setting
+from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, provenance, record
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,9 @@ class JsonLines:
         folder = self._run_dir / "trajectories"
         folder.mkdir(exist_ok=True)
         origin = provenance(self._config, split) if self._tokens else {}
-        lines = [json_line({"step": step, "split": split, **self._record(row), **origin}) for row in rows]
+        named = PictureFiles(folder).named
         try:
+            lines = [json_line({"step": step, "split": split, **self._record(row), **origin}, named) for row in rows]
             write_file(folder / f"{split}-step-{step:06d}.jsonl", b"".join(lines))
         except OSError as error:
             log.warning("%s is not written: %s", error.filename, error.strerror)

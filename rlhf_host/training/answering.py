@@ -43,7 +43,8 @@ def evaluate_only(
         metrics, trajectories = running.run(running.evaluation(held_out, data).run(0))
         manager.each("log_trajectories", step=0, split="eval", trajectories=trajectories)
         if output is not None:
-            write_lines(output, [lines(0, "eval", trajectories, provenance(config.model_dump(mode="json"), "eval"))])
+            origin = provenance(config.model_dump(mode="json"), "eval")
+            write_lines(output, [lines(0, "eval", trajectories, origin, output.parent)])
         running.outcome.metrics = metrics
     return metrics
 

@@ -15,6 +15,7 @@ from rlhf_host.data.rows import LINES, file_format
 from rlhf_host.directories import write_file
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import Group, Task, Trajectory
+from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line
 
 
@@ -121,7 +122,8 @@ class BestAnswers:
 
     def add(self, prompts: int, groups: Iterable[Group]) -> None:
         """Writes the answers to the next ``prompts`` prompts. They are on disk when this returns."""
-        lines = b"".join(json_line(_line(row)) for group in groups for row in self._best(group))
+        files = PictureFiles(self.path.parent)
+        lines = b"".join(json_line(_line(row), files.path_of) for group in groups for row in self._best(group))
         with self.path.open("ab") as file:
             file.write(lines)
             file.flush()

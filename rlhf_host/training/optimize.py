@@ -51,7 +51,7 @@ def optimize(
                 continue
             dump = run_dir / "nonfinite" / f"step-{step:06d}.jsonl"
             origin = provenance(config.model_dump(mode="json"), "train")
-            write_lines(dump, [lines(step, "train", batch.trajectories, origin)])
+            write_lines(dump, [lines(step, "train", batch.trajectories, origin, dump.parent)])
             if train.on_nonfinite == "stop":
                 raise RunError(
                     f"step {step}: {update.refused}; after {updates} updates in this step, its trajectories are in {dump}"

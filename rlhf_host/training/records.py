@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_host.records.episodes import Reward, Trajectory
@@ -16,7 +16,9 @@ _LINE_BREAKS = str.maketrans({0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u20
 
 
 def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
-    """Returns one trajectory as JSON values. With ``tokens`` it is complete and can be read back (``training.saved_rows``)."""
+    """Returns one trajectory as JSON values, but for its pictures. With ``tokens`` it is complete and can be read back
+    (``training.saved_rows``).
+    """
     row: dict[str, Any] = {
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
@@ -35,6 +37,8 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
     }
     if len(trajectory.actions) > 1:
         row["full_text"] = trajectory.full_text
+    if trajectory.images:
+        row["images"] = trajectory.images
     if trajectory.role:
         row["role"] = trajectory.role
     if not trajectory.final:
@@ -69,6 +73,7 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
         "segments": [
             {"kind": s.kind, "token_ids": s.token_ids, "logprobs": s.logprobs, "versions": s.versions}
             | ({"text": trajectory.decode(s.token_ids)} if several and trajectory.decode else {})
+            | ({"images": s.images} if s.images else {})
             for s in trajectory.segments
         ],
         "verdicts": {name: None if reward is None else _verdict(reward) for name, reward in trajectory.rewards.items()},
@@ -101,14 +106,19 @@ def provenance(config: Mapping[str, Any], split: str) -> dict[str, Any]:
     return {"sampling": sampling, "weights": {alias: choice["weight"] for alias, choice in rewards.items()}}
 
 
-def json_line(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps(plain(row), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
+def json_line(row: Mapping[str, Any], unknown: Callable[[Any], Any] = str) -> bytes:
+    """Returns the row as a line. ``unknown`` is as in ``plain``."""
+    text = json.dumps(plain(row, unknown), ensure_ascii=False, allow_nan=False).translate(_LINE_BREAKS)
     # A lone surrogate has no UTF-8; its backslash form is its JSON escape as well.
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def plain(value: Any) -> Any:
-    """Converts the value to strict JSON: non-finite numbers become ``None``, unknown objects their ``str``."""
+def plain(value: Any, unknown: Callable[[Any], Any] = str) -> Any:
+    """Converts the value to strict JSON: non-finite numbers become ``None``.
+
+    Args:
+        unknown: converts objects that JSON does not have.
+    """
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
@@ -116,9 +126,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, unknown) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [plain(item, unknown) for item in value]
     if hasattr(value, "tolist"):  # tensors and arrays
-        return plain(value.tolist())
-    return str(value)
+        return plain(value.tolist(), unknown)
+    return unknown(value)

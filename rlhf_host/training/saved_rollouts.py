@@ -82,11 +82,11 @@ class SavedRollouts:
             raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")
 
     def _digest(self) -> str:
-        """Returns a digest of what training depends on: tokens, log-probabilities and rewards, in order."""
+        """Returns a digest of what training depends on: tokens, pictures, log-probabilities and rewards, in order."""
         digest = hashlib.blake2b(digest_size=16)
         for step in self.saved:
             for row in step.rows:
-                parts = [(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments]
+                parts = [(s.kind, s.token_ids, s.logprobs, s.versions, *(i.key for i in s.images)) for s in row.segments]
                 digest.update(repr((step.step, row.group_id, row.reward, parts)).encode())
         return digest.hexdigest()
 

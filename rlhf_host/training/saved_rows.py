@@ -17,7 +17,9 @@ from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
+from rlhf_host.records.pictures import is_list, is_picture, pictures_in
 from rlhf_host.rollouts.scoring import AGENT
+from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, record
 
 Split = Literal["train", "eval"]
@@ -88,13 +90,15 @@ def _is_plain_sum(row: Trajectory) -> bool:
     return row.reward is None or math.isclose(row.reward, sum(reward.total for reward in row.rewards.values() if reward))
 
 
-def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[str, Any]) -> bytes:
-    """Returns the rows as JSON lines that ``read_steps`` reads.
+def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[str, Any], directory: Path) -> bytes:
+    """Returns the rows as JSON lines that ``read_steps`` reads, and writes their pictures.
 
     Args:
         origin: ``sampling`` and ``weights``, as from ``records.provenance``.
+        directory: where the lines will be.
     """
-    return b"".join(json_line({"step": step, "split": split, **record(row, tokens=True), **origin}) for row in rows)
+    named = PictureFiles(directory).named
+    return b"".join(json_line({"step": step, "split": split, **record(row, tokens=True), **origin}, named) for row in rows)
 
 
 def write_lines(path: Path, parts: Iterable[bytes]) -> None:
@@ -115,12 +119,19 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
+class _Image(_Strict):
+    file: str
+    width: int
+    height: int
+
+
 class _Segment(_Strict):
     kind: Literal["prompt", "action", "observation"]
     token_ids: list[int]
     logprobs: list[float] | None = None
     versions: list[int] | None = None
     text: str | None = None
+    images: list[_Image] = []
 
 
 class _Verdict(_Strict):
@@ -169,6 +180,7 @@ class _Row(_Strict):
     metrics: dict[str, float | None] = {}
     advantage: float | None = None
     unjudged: str | None = None
+    images: list[_Image] = []
     events: list[dict[str, Any]] = []
     row: _Task | None = None
     tree: _Tree = _Tree()
@@ -187,13 +199,13 @@ def read_steps(path: Path, *, texts: bool = False, joined: bool = False) -> list
         joined: with ``texts``, several turns without tokens become one, with their whole text.
 
     Raises:
-        UserError: a line is not a trajectory; names file and line.
+        UserError: a line is not a trajectory, or a picture is not as it was written; names file and line.
     """
     steps: dict[tuple[int, str], SavedStep] = {}
     owners: dict[str, tuple[int, str]] = {}
     last: tuple[int, str] | None = None
     for file in _files(path):
-        rows = read_path(file, None, None, ())
+        rows, pictures = read_path(file, None, None, ()), PictureFiles(file.parent)
         for index, values in enumerate(rows.rows):
             where = rows.where(index)
             tokens = "segments" in values or not texts
@@ -207,7 +219,7 @@ def read_steps(path: Path, *, texts: bool = False, joined: bool = False) -> list
                 raise UserError(f"{where}: the group {row.group_id!r} is in step {row.step} and in step {then}")
             step = steps.setdefault(key, SavedStep(*key, [], row.weights, row.sampling, where))
             step.tokens, step.joined = step.tokens and tokens, step.joined or one
-            step.rows.append(_trajectory(row, where))
+            step.rows.append(_trajectory(row, where, pictures))
             last = key
     if not steps:
         raise UserError(f"{path} holds no trajectories")
@@ -282,7 +294,8 @@ def _with_stand_ins(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     action = {"kind": "action", "token_ids": [1] * length, "logprobs": [math.nan] * length, "versions": [0] * length}
     of_agent = (values.get("rewards") or {}).get(AGENT)
     agent_rewards = [] if of_agent is None else [of_agent]
-    return {**values, "segments": [{"kind": "prompt", "token_ids": [0]}, action], "agent_rewards": agent_rewards}
+    prompt = {"kind": "prompt", "token_ids": [0], "images": values.get("images", [])}
+    return {**values, "segments": [prompt, action], "agent_rewards": agent_rewards}
 
 
 def _inconsistency(row: _Row) -> str:
@@ -292,6 +305,8 @@ def _inconsistency(row: _Row) -> str:
         return "segments: a trajectory begins with its prompt, and has one"
     if any(token < 0 for segment in row.segments for token in segment.token_ids):
         return "segments: a token id is negative"
+    if row.images != (placed := [image for segment in row.segments for image in segment.images]):
+        return f"images: {len(row.images)} pictures, and its segments have {len(placed)}, or others"
     actions = [(number, segment) for number, segment in enumerate(row.segments) if segment.kind == "action"]
     for number, segment in actions:
         count = len(segment.token_ids)
@@ -309,10 +324,16 @@ def _inconsistency(row: _Row) -> str:
     return ""
 
 
-def _trajectory(row: _Row, where: str) -> Trajectory:
+def _trajectory(row: _Row, where: str, pictures: PictureFiles) -> Trajectory:
     saved = row.row or _Task(prompt=row.prompt)
     ids = row.segments[0].token_ids if saved.prompt_ids is None else saved.prompt_ids
-    task = Task(saved.prompt, row.label, saved.metadata, saved.agent, row.task, row.source, tuple(ids))
+    try:
+        images = [tuple(pictures.find(**image.model_dump()) for image in segment.images) for segment in row.segments]
+        prompt = _with_pictures(saved.prompt, pictures)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    of_task = pictures_in(prompt) if row.row else images[0]
+    task = Task(prompt, row.label, saved.metadata, saved.agent, row.task, row.source, tuple(ids), images=of_task)
     verdicts = row.verdicts
     if verdicts is None:
         verdicts = {name: None if value is None else _Verdict(value=value) for name, value in row.rewards.items()}
@@ -326,7 +347,10 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         episode_id=row.episode_id,
         group_id=row.group_id,
         task=task,
-        segments=[Segment(s.kind, s.token_ids, s.logprobs, s.versions) for s in row.segments],
+        segments=[
+            Segment(s.kind, s.token_ids, s.logprobs, s.versions, images=own)
+            for s, own in zip(row.segments, images, strict=True)
+        ],
         finish_reason=row.finish_reason,
         sample=row.sample,
         role=row.role,
@@ -343,6 +367,25 @@ def _trajectory(row: _Row, where: str) -> Trajectory:
         columns=_numbers(row.columns),
         **row.tree.model_dump(),
     )
+
+
+def _with_pictures(prompt: Any, pictures: PictureFiles) -> Any:
+    """Returns a prompt whose parts have their pictures again."""
+
+    def part(value: Any) -> Any:
+        if not is_picture(value):
+            return value
+        try:
+            image = _Image.model_validate(value.get("image"))
+        except ValidationError as error:
+            raise UserError("row.prompt: a picture without its file, width and height") from error
+        return {**value, "image": pictures.find(**image.model_dump())}
+
+    def message(value: Any) -> Any:
+        content = value.get("content") if isinstance(value, dict) else None
+        return {**value, "content": list(map(part, content))} if is_list(content) else value
+
+    return list(map(message, prompt)) if is_list(prompt) else prompt
 
 
 def _reward(verdict: _Verdict) -> Reward:

@@ -207,7 +207,7 @@ def test_trajectories_come_back_exactly(rollout, tiny_model, prompts):
     rollout("--steps", "2")
     steps = read_steps(Path("rollouts.jsonl"))
     assert [step.step for step in steps] == [1, 2]
-    again = b"".join(lines(step.step, step.split, step.rows, step.origin) for step in steps)
+    again = b"".join(lines(step.step, step.split, step.rows, step.origin, Path()) for step in steps)
     assert again == Path("rollouts.jsonl").read_bytes()
 
 
