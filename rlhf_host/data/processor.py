@@ -54,11 +54,13 @@ class Processor:
 
     def tokens(self, picture: Picture) -> tuple[int, ...]:
         """Returns the tokens that stand for a picture. They depend on its size alone."""
-        size = picture.width, picture.height
-        if size not in self._known:
-            ids = self._call(self.text, [picture.load()])["input_ids"][0]
-            self._known[size] = tuple(ids)
-        return self._known[size]
+        return self._of_size(picture.width, picture.height)
+
+    def _of_size(self, width: int, height: int) -> tuple[int, ...]:
+        if (width, height) not in self._known:
+            ids = self._call(self.text, [pillow().new("RGB", (width, height))])["input_ids"][0]
+            self._known[width, height] = tuple(ids)
+        return self._known[width, height]
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture], text: str | None = None) -> list[int]:
         """Returns tokens with each placeholder replaced by the tokens of its picture.
@@ -89,14 +91,21 @@ class Processor:
 
     def collapse(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
         """Returns what ``expand`` was given. Raises ``UserError`` if the tokens of a picture are not there."""
-        begin, short = 0, list[int]()
-        for number, picture in enumerate(pictures, start=1):
-            own = self.tokens(picture)
+        first, *others = self.around(ids, [(picture.width, picture.height) for picture in pictures])
+        return [*first, *(token for part in others for token in (self.placeholder, *part))]
+
+    def around(self, ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
+        """Returns the tokens before, between and behind those of pictures with these widths and heights. Raises ``UserError``
+        if the tokens of one are not there.
+        """
+        begin, parts = 0, list[Sequence[int]]()
+        for number, size in enumerate(sizes, start=1):
+            own = self._of_size(*size)
             if (place := place_of(ids, own, begin)) is None:
-                raise UserError(f"the {len(own)} tokens of picture {number} of {len(pictures)} are not in the prompt")
-            short += [*ids[begin:place], self.placeholder]
+                raise UserError(f"the {len(own)} tokens of picture {number} of {len(sizes)} are not in the prompt")
+            parts.append(ids[begin:place])
             begin = place + len(own)
-        return [*short, *ids[begin:]]
+        return [*parts, ids[begin:]]
 
     def tensors(self, pictures: Sequence[Picture]) -> dict[str, Any]:
         """Returns what the model's tower takes for these pictures, in order: ``pixel_values`` and what belongs to them."""
@@ -151,6 +160,13 @@ class Processor:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise UserError(f"the chat template takes no pictures: {first_line(error)}") from error
+
+
+def around_pictures(tokenizer: Any, token_ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
+    """Returns the tokens before, between and behind those of pictures with these widths and heights, by the processor beside the
+    tokenizer. Raises ``UserError`` if there is none, or the tokens of a picture are not there.
+    """
+    return Processor.beside(tokenizer).around(token_ids, sizes)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,7 +1,8 @@
 """Results that a run left in its directory. Importing this loads no torch; a name that needs it does when it is first used.
 
 ``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means.
-``read_steps`` reads saved trajectories, of a run or a file, as the records that hooks get.
+``read_steps`` reads saved trajectories, of a run or a file, as the records that hooks get. ``around_pictures`` finds the tokens
+of pictures among those of a prompt.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
     from rlhf_host.config.run_dir import named_run, require_run
+    from rlhf_host.data.processor import around_pictures
     from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
     from rlhf_host.runs.models import RunModel, run_model, run_of
     from rlhf_host.runs.usual import usual_settings
@@ -22,6 +24,7 @@ _HOME = {
     "HEADLINES": "runs.directory",
     "RunDirectory": "runs.directory",
     "RunModel": "runs.models",
+    "around_pictures": "data.processor",
     "flat": "runs.directory",
     "named_run": "config.run_dir",
     "read_steps": "training.saved_rows",
@@ -37,6 +40,7 @@ __all__ = [
     "HEADLINES",
     "RunDirectory",
     "RunModel",
+    "around_pictures",
     "flat",
     "named_run",
     "read_steps",

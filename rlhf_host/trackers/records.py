@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host.records.episodes import Trajectory
+from rlhf_host.data.processor import around_pictures
+from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import Segment, Trajectory
 from rlhf_host.training.records import plain
 
 
@@ -47,11 +49,29 @@ def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, st
         label = f"{trajectory.columns['label']:g}"
     prompt, completion = prompt_text(trajectory), ""
     if tokenizer is not None:
-        after = [token for segment in trajectory.completion for token in segment.token_ids]
-        prompt, completion = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (trajectory.prompt_ids, after))
+        completed = trajectory.completion
+        begun = trajectory.segments[: len(trajectory.segments) - len(completed)]
+        prompt, completion = (_seen(tokenizer, segments) for segments in (begun, completed))
     elif trajectory.decode is not None:
         completion = trajectory.text if len(trajectory.completion) == 1 else trajectory.full_text
     return prompt, completion, "" if label is None else str(plain(label))
+
+
+def _seen(tokenizer: Any, segments: Sequence[Segment]) -> str:
+    """Returns all tokens as text, with ``[picture 56×42]`` for those of each picture, if their places are known."""
+    parts: list[list[int]] = [[]]
+    marks: list[str] = []
+    for segment in segments:
+        sizes = [(picture.width, picture.height) for picture in segment.images]
+        try:
+            first, *others = around_pictures(tokenizer, segment.token_ids, sizes) if sizes else [segment.token_ids]
+        except UserError:
+            first, others, sizes = segment.token_ids, [], []
+        parts[-1] += first
+        parts += map(list, others)
+        marks += (f"[picture {width}×{height}]" for width, height in sizes)
+    first_text, *texts = (tokenizer.decode(ids, skip_special_tokens=False) for ids in parts)
+    return str(first_text) + "".join(mark + text for mark, text in zip(marks, texts, strict=True))
 
 
 def reward_cell(trajectory: Trajectory) -> str:
