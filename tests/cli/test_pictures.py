@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def train(place, rlhf):
 @pytest.fixture(scope="module")
 def sampled(place, train) -> Path:
     judge = ("--reward", f"{place / 'judge.py'}:reward")
-    train("run", "--data", place / "data/rows.jsonl", *judge, "--train.batch-size", "3", "--rollout.n", "4")
+    done = train("run", "--data", place / "data/rows.jsonl", *judge, "--train.batch-size", "3", "--rollout.n", "4")
+    (place / "shown.txt").write_text(done.stdout)
     return place / "run"
 
 
@@ -60,6 +62,12 @@ def test_saved_pictures_train_as_sampled_ones_did(place, train, sampled):
     assert learned(place / "saved") == learned(sampled)
     assert len(learned(sampled)) == 2
     assert len(list((sampled / "trajectories/pictures").iterdir())) == 3
+
+
+def test_the_console_names_a_picture_once(place, sampled):
+    shown = (place / "shown.txt").read_text()
+    assert re.search(r"train sample: prompt='.*\[picture (56×42|28×28|70×28)\].*w h i c h", shown)
+    assert "image_pad" not in shown
 
 
 def test_replayed_trajectories_keep_them(place, train, sampled, rlhf):

@@ -18,6 +18,8 @@ from rlhf_host import RunDirectory, UserError
 from rlhf_host.runs import flat, usual_settings
 from rlhf_runs.metrics import TELLING
 from rlhf_runs.page_policy import page_policy
+from rlhf_runs.pictured import DAMAGED, Pictured
+from rlhf_runs.thumbnails import Thumbnails
 
 MOST = 14_000_000
 """Maximum characters of saved answers in a page, compressed; the newest steps come first."""
@@ -60,13 +62,22 @@ class Shown:
             "left_out": [],
         }
 
-    def answers(self, split: str, step: int) -> list[dict[str, Any]]:
-        """Returns the groups of a step."""
-        return list(_groups(self.run.rows(split, step), self._decode))
+    def answers(self, split: str, step: int, thumbnails: Thumbnails | None = None) -> list[dict[str, Any]]:
+        """Returns the groups of a step.
+
+        Args:
+            thumbnails: copies of pictures; default: as many as a page may have.
+        """
+        pictured = Pictured(self.run.trajectories[split, step].parent, self._tokenizer, thumbnails or Thumbnails())
+        return list(_groups(self.run.rows(split, step), self._decode, pictured))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _tokenizer(self.run)
 
     @cached_property
     def _decode(self) -> Decode | None:
-        return _decoder(self.run)
+        return None if self._tokenizer is None else cache(partial(_decoded, self._tokenizer))
 
     @cached_property
     def _usual(self) -> dict[str, Any]:
@@ -88,8 +99,9 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
     room = MOST // len(runs)
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         shown, steps, left_out, used = Shown(run, name), [], [], 0
+        thumbnails = Thumbnails(1 / len(runs))
         for split, step in reversed(run.trajectories):
-            packed = pack(shown.answers(split, step))
+            packed = pack(shown.answers(split, step, thumbnails))
             if used + (size := len(packed) * 4 // 3) > room:
                 left_out.append(f"{split} {step}")
                 continue
@@ -98,6 +110,8 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
             steps.append([split, step])
         if left_out:
             notices.append(f"{name}: the answers of {len(left_out)} steps are left out, as the page would be too large")
+        if thumbnails.left_out:
+            notices.append(f"{name}: {thumbnails.left_out} pictures are only named, as the page would be too large")
         heads.append(shown.head() | {"places": steps[::-1], "left_out": left_out[::-1]})
         notices += run.damage
     chunks["head"] = pack(heads)
@@ -153,7 +167,7 @@ def _text(path: Path) -> str:
     return path.read_text("utf-8", "replace") if path.exists() else ""
 
 
-def _groups(rows: Sequence[dict[str, Any]], decode: Decode | None) -> Iterator[dict[str, Any]]:
+def _groups(rows: Sequence[dict[str, Any]], decode: Decode | None, pictured: Pictured) -> Iterator[dict[str, Any]]:
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row.get("group_id"), []).append(row)
@@ -165,26 +179,32 @@ def _groups(rows: Sequence[dict[str, Any]], decode: Decode | None) -> Iterator[d
             "task": first.get("task"),
             "label": first.get("label"),
             "prompt": first.get("prompt"),
-            "rows": [_row(row, decode) for row in members],
+            **pictured.prompt(first),
+            "rows": [_row(row, decode, pictured) for row in members],
         }
 
 
-def _row(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+def _row(row: dict[str, Any], decode: Decode | None, pictured: Pictured) -> dict[str, Any]:
     kept = ("episode_id", "sample", "reward", "rewards", "score", "advantage", "finish_reason", "length", "unjudged", "role")
     found = {name: row[name] for name in (*kept, "final", "metrics", "events", "tree") if row.get(name) not in (None, {}, [])}
-    text = {"text": row.get("full_text") or row.get("text")}
+    text = {"text": row.get("full_text") or row.get("text"), **pictured.turns(row)}
     if not row.get("segments"):
         return found | text
     try:
-        return found | {"segments": list(_segments(row, decode))} | ({} if decode is not None else text)
-    except (KeyError, TypeError, ValueError, IndexError):  # a damaged file
+        return found | {"segments": list(_segments(row, decode, pictured))} | ({} if decode is not None else text)
+    except DAMAGED:
         return found | text
 
 
-def _segments(row: dict[str, Any], decode: Decode | None) -> Iterator[dict[str, Any]]:
+def _segments(row: dict[str, Any], decode: Decode | None, pictured: Pictured) -> Iterator[dict[str, Any]]:
     """Yields everything but the prompt."""
     behind = 0
+    shown = len(row["segments"][0].get("images") or ())
     for segment in row["segments"][1:]:
+        if segment.get("images"):
+            yield {"kind": segment["kind"], **pictured.segment(segment, segment.get("text") or "", shown)}
+            shown, behind = shown + len(segment["images"]), behind + len(segment["token_ids"])
+            continue
         first, behind = behind, behind + len(segment["token_ids"])
         part = {name: segment[name] for name in ("kind", "text") if name in segment}
         if segment["kind"] == "action":
@@ -195,17 +215,16 @@ def _segments(row: dict[str, Any], decode: Decode | None) -> Iterator[dict[str, 
         yield part
 
 
-def _decoder(run: RunDirectory) -> Decode | None:
-    """Returns token → its text, by the run's tokenizer, if that is available."""
+def _tokenizer(run: RunDirectory) -> Any:
+    """Returns the run's tokenizer, if that is available."""
     places = [run.path / "model", run.settings["roles"]["actor"]["model"]]
     from transformers import AutoTokenizer
 
     for place in places:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+            return AutoTokenizer.from_pretrained(str(place), local_files_only=True)
         except Exception:  # gone, or of another machine
             continue
-        return cache(partial(_decoded, tokenizer))
     return None
 
 

@@ -75,8 +75,11 @@ def _episode(name: str, rows: Sequence[Trajectory], chars: int) -> Iterator[str]
     for place, row in enumerate(rows):
         last = place == len(rows) - 1
         yield f"{'└' if last else '├'}─ {_head(row, len(rows) > 1)}"
-        for kind, text in _parts(row):
-            lines = _wrapped(_short(text, chars), width)
+        pictures = 0
+        for kind, images, text in _parts(row):
+            lines = [_named(image, number) for number, image in enumerate(images, start=pictures + 1)]
+            lines += _wrapped(_short(text, chars), width)
+            pictures += len(images)
             yield f"{' ' if last else '│'}    {kind:8}{lines[0]}"
             yield from (f"{' ' if last else '│'}            {line}" for line in lines[1:])
     if first.events:
@@ -116,13 +119,19 @@ def _told(event: Mapping[str, Any]) -> str:
     return f"{event.get('t', 0):8.2f} s  {head}" + (f", {more}" if more else "")
 
 
-def _parts(row: Trajectory) -> Iterator[tuple[str, str]]:
-    """Yields the texts of the row's segments, or its prompt and answer if the file has no more."""
+def _named(picture: Any, number: int) -> str:
+    return visible(f"[picture {number}] {picture.width}×{picture.height} {picture.path}")
+
+
+def _parts(row: Trajectory) -> Iterator[tuple[str, Sequence[Any], str]]:
+    """Yields pictures and text of the row's segments, or of its prompt and answer if the file has no more."""
     assert row.decode is not None
     try:
-        parts = [(KINDS[segment.kind], row.decode(segment.token_ids)) for segment in row.segments]
+        parts = [(KINDS[segment.kind], segment.images, row.decode(segment.token_ids)) for segment in row.segments]
     except UserError:
-        parts = [("prompt", row.prompt_text), ("answer", row.full_text if len(row.actions) > 1 else row.text)]
+        first, rest = row.segments[0].images, row.images[len(row.segments[0].images) :]
+        answer = row.full_text if len(row.actions) > 1 else row.text
+        parts = [("prompt", first, row.prompt_text), ("answer", rest, answer)]
     yield from parts
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -101,15 +102,21 @@ def _samples(run: RunDirectory, count: int) -> Iterator[str]:
     if not places or not count:
         return
     split, step = places[-1]
+    folder = run.trajectories[split, step].parent
     rows = [row for row in run.rows(split, step) if isinstance(row.get("reward"), int | float)]
     rows.sort(key=lambda row: -row["reward"])
-    best = list({row.get("prompt"): row for row in rows[::-1]}.values())[::-1][:count]
-    worst = [row for row in {row.get("prompt"): row for row in rows}.values() if row not in best][-count:]
+    best = list({_asked(row): row for row in rows[::-1]}.values())[::-1][:count]
+    worst = [row for row in {_asked(row): row for row in rows}.values() if row not in best][-count:]
     for name, chosen in (("best", best), ("worst", worst)):
         for row in chosen:
             yield ""
             yield f"{name} answer of step {step} ({split}): reward {number(row['reward'])}, {row.get('length', 0)} tokens"
+            yield from (f"  picture {folder / str(image['file'])}" for image in row.get("images") or ())
             yield f"  prompt  {short(row.get('prompt'))}"
             yield f"  answer  {short(row.get('full_text') or row.get('text'))}"
             if row.get("label") is not None:
                 yield f"  label   {short(row['label'])}"
+
+
+def _asked(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row.get("prompt")), str(row.get("images"))

@@ -216,7 +216,7 @@ async function answers(main) {
   };
   const fill = () => {
     const words = find.value.trim().toLowerCase();
-    const found = groups.map((each, place) => [each, place]).filter(([each]) => !words || JSON.stringify(each).toLowerCase().includes(words));
+    const found = groups.map((each, place) => [each, place]).filter(([each]) => !words || JSON.stringify(each, (name, value) => (name === "uri" ? undefined : value)).toLowerCase().includes(words));
     list.replaceChildren(...found.slice(0, most).map(([each, place]) => {
       const button = element("button", { type: "button", data: { place } }, element("small", { textContent: `${number(mean(each))} ± ${number(spread(each))}  ` }), flat(each.prompt));
       button.onclick = () => open(place);
@@ -241,10 +241,18 @@ const flat = (text) => (typeof text === "string" ? text : JSON.stringify(text) |
 
 function group(each) {
   const parts = [element("h2", { textContent: `${each.source ?? "task"} ${each.task ?? ""}` })];
-  parts.push(element("div", { className: "text", textContent: typeof each.prompt === "string" ? each.prompt : JSON.stringify(each.prompt, null, 1) }));
+  parts.push(element("div", { className: "text" }, each.seen ? pictured(each.seen) : typeof each.prompt === "string" ? each.prompt : JSON.stringify(each.prompt, null, 1)));
   if (each.label !== null && each.label !== undefined) parts.push(element("p", { className: "dim", textContent: `label ${typeof each.label === "string" ? each.label : JSON.stringify(each.label)}` }));
   const scale = Math.max(1e-9, ...each.rows.flatMap((row) => [Math.abs(row.advantage || 0), ...(row.segments || []).flatMap((part) => (part.advantages || []).map(Math.abs))]));
   return [...parts, ...each.rows.map((row) => answer(row, scale))];
+}
+
+function pictured(seen) {
+  return seen.map((part) => {
+    if (typeof part === "string") return part;
+    const name = `[picture ${part.picture}]`, title = `${part.width}×${part.height} pixels, ${part.file}`;
+    return element("span", { className: "picture", title }, part.uri ? element("img", { src: part.uri, alt: name }) : null, element("small", { textContent: `${name} ${part.width}×${part.height}` }));
+  });
 }
 
 function answer(row, scale) {
@@ -259,14 +267,15 @@ function answer(row, scale) {
   const branch = row.tree && row.tree.parent !== null && row.tree.parent !== undefined;
   if (branch) said.push(`row ${row.tree.row}, from row ${row.tree.parent} behind its first ${row.tree.branch} tokens`);
   const made = element("div", { className: branch ? "row branch" : "row" }, element("div", { className: "dim", textContent: said.join("  ·  ") }));
-  if (!row.segments) made.append(element("div", { className: "text", textContent: row.text || "", style: tint(chosen.colour === "advantage" ? row.advantage / scale : 0) }));
+  if (!row.segments) made.append(element("div", { className: "text", style: tint(chosen.colour === "advantage" ? row.advantage / scale : 0) }, row.seen ? pictured(row.seen) : row.text || ""));
   for (const part of row.segments || []) {
     const text = element("div", { className: part.kind === "action" ? "text" : "text seen" });
     if (part.kind === "action" && part.tokens) part.tokens.forEach((token, place) => text.append(mark(token, part, place, row, scale)));
+    else if (part.seen) text.append(...pictured(part.seen));
     else text.textContent = part.text ?? (part.tokens || []).join("") ?? "";
     made.append(text);
   }
-  if (row.segments && !row.segments.some((part) => part.tokens || part.text)) made.append(element("div", { className: "text", textContent: row.text || "" }));
+  if (row.segments && !row.segments.some((part) => part.tokens || part.text || part.seen)) made.append(element("div", { className: "text", textContent: row.text || "" }));
   if (row.events) made.append(element("details", {}, element("summary", { textContent: `${row.events.length} events` }), element("div", { className: "text", textContent: row.events.map((event) => JSON.stringify(event)).join("\n") })));
   return made;
 }
