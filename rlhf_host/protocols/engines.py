@@ -36,10 +36,10 @@ class EngineTraits(Traits):
     """True if new weights may come while requests are unfinished: an answer goes on under them, and records which version
     sampled each token. Requests that are made meanwhile wait.
     """
-    images: bool = False
-    """True if it takes prompts with pictures (``records.pictures.Pictured``)."""
     adapters: bool = False
     """True if it can hold the base of a LoRA run and take adapters in place of weights (``EngineStart.adapter_rank``)."""
+    images: bool = False
+    """True if it takes prompts with pictures (``records.pictures.Pictured``)."""
 
 
 class Generator(Protocol):

@@ -24,14 +24,15 @@ OUTCOMES = {
         aria aya_vision cohere2_vision cohere_compass cosmos3_omni deepseek_ocr2 deepseek_vl exaone4_5 gemma4 glm46v glm4v
         glm4v_moe glm_ocr glmga got_ocr2 granite4_vision hunyuan_vl hyperclovax_vision_v2 idefics2 idefics3 internvl janus
         kimi_k25 lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 muse_glimmer paddleocr_vl
-        pp_chart2table qianfan_ocr qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 video_llama_3 vipllava
+        pp_chart2table qianfan_ocr qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 video_llama_3 video_llava
+        vipllava
     """,
     "padded": """
         gemma3 gemma4_unified glm5_next lfm2_vl minicpmv4_6 minicpmv4_7 qwen3_5 qwen3_5_moe qwen4_exp shieldgemma2
     """,
     "refused": """
         blip-2 chameleon cosmos3_edge deepseek_vl_hybrid emu3 ernie4_5_vl_moe fuyu idefics kosmos-2 kosmos-2.5 llama4
-        minimax_m3_vl mllama ovis2 paligemma qwen2_5_omni_thinker qwen3_omni_moe_thinker video_llava
+        minimax_m3_vl mllama ovis2 paligemma qwen2_5_omni_thinker qwen3_omni_moe_thinker
     """,
     "unbuildable": """
         blip diffusion_gemma evolla fast_vlm florence2 gemma3n git inkling_mm_model instructblip instructblipvideo mistral4

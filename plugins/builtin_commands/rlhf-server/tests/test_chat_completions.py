@@ -244,7 +244,10 @@ def test_budgets(serve, stage):
         ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages[0].content[0].image_url"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "messages[0].content[0].image_url",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [*USER, {"role": "assistant", "tool_calls": [{}]}, *USER]}, "messages[1].tool_calls[0]"),
         (
