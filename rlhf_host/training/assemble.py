@@ -121,11 +121,20 @@ async def _not_started(targets: Sequence[SyncTarget], source: WeightSource, vers
     raise AssertionError("weights are brought to engines by runs that sample and train")
 
 
-def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT) -> Started:
-    """``kept``: log-probabilities of roles that are not loaded."""
+def start_runtime(
+    config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT, *, pictured: bool = False
+) -> Started:
+    """Starts the runtime.
+
+    Args:
+        kept: log-probabilities of roles that are not loaded.
+        pictured: rows have pictures.
+    """
     traits = RunTraits.of(config)
+    if pictured and start.engine is not None and not traits.engine.images:
+        raise UserError(f"engine {config.engine.name} takes no prompts with pictures: choose another --engine")
     if start.total_updates:
-        rehearse(start, remote=traits.runtime.remote)
+        rehearse(start, remote=traits.runtime.remote, pictured=pictured)
     phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
 
     bring = None

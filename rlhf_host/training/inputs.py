@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 STEPS = 100
 """Steps of a run that samples and says no number."""
+FIRST = 1000
+"""Tasks, or rows, of each source that are looked at for pictures before a run starts."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,14 @@ class Inputs:
     units: UnitSet | None = None
     """In the place of tasks, for algorithms that train on rows."""
     held_out_units: UnitSet | None = None
+
+    @property
+    def pictured(self) -> bool:
+        """True if some of the first tasks, or rows, of a source have pictures."""
+        if self.units is not None:
+            return any(row.images for units in self.units.sources.values() for unit in units[:FIRST] for row in unit.rows)
+        known = [] if self.tasks is None else [each for each in self.tasks.sources.values() if isinstance(each, Sequence)]
+        return any(task.images for tasks in known for task in tasks[: FIRST if isinstance(tasks, list) else 1])
 
     @property
     def notices(self) -> list[str]:

@@ -17,6 +17,7 @@ from rlhf_host.errors import UserError
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.loading import choose_device, load_tokenizer, sizes
 from rlhf_host.models.outline import outline, weights_of
+from rlhf_host.models.pictures import base_of
 from rlhf_host.models.room import room
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import BackendTraits, Checking, RuntimeStart
@@ -75,11 +76,12 @@ class _Tokenizers(Mapping[str, Any]):
         return len(list(self))
 
 
-def rehearse(start: RuntimeStart, *, remote: bool) -> list[str]:
+def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> list[str]:
     """Checks each role of a run that trains, as far as settings and the files beside its weights tell.
 
     Args:
         remote: the roles will be in other processes, whose devices are not known.
+        pictured: rows have pictures.
 
     Returns:
         Lines for people about what was checked.
@@ -103,6 +105,8 @@ def rehearse(start: RuntimeStart, *, remote: bool) -> list[str]:
         if model is None:
             lines.append(f"role {need.name}: {role.model} cannot be checked before its weights are loaded")
             continue
+        if pictured:
+            base_of(model)
         if need.trainable:
             balance_of(model, role.router_aux_loss_coef)
         if need.name not in views:

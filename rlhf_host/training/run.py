@@ -85,7 +85,7 @@ def _prepared(
     models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
     kept = precomputed(config, manager, needs, inputs)
     start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
-    started = assemble.start_runtime(config, start, kept)
+    started = assemble.start_runtime(config, start, kept, pictured=inputs.pictured)
     with event_loop(config.debug) as events:
         try:
             write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)

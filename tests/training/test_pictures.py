@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from .. import seeing
 from ..conftest import read_jsonl
@@ -219,3 +220,19 @@ def test_a_model_that_sees_refuses_what_it_cannot_do_here(rlhf_here, place, tmp_
     assert result.exit_code == 2
     assert "prompts.jsonl:2" in result.output
     assert "processor" in result.output
+
+
+def test_a_family_that_sees_nothing_here_is_refused_before_it_is_loaded(rlhf_here, place, tiny_model, tmp_path):
+    shutil.copytree(place / "qwen", tmp_path / "blind")
+    settings = json.loads((tiny_model / "config.json").read_text())
+    settings |= {"vocab_size": 74, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 3}
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(**{name: value for name, value in settings.items() if name != "architectures"})
+    ).save_pretrained(tmp_path / "language")
+    arguments = [*flags(place, "grpo", "prompts"), "--critic.model", tmp_path / "language"]
+    arguments[2] = "ppo"
+    result = rlhf_here(*arguments, "--run-dir", tmp_path / "run")
+    assert result.exit_code == 2, result.output
+    assert "LlamaForSequenceClassification takes no pictures here" in result.output
+    assert "Loading actor" not in result.output
