@@ -136,6 +136,7 @@ class DataConfig(Section):
     ignore: list[str] = Field(
         [], description="columns, and keys of messages, left unread although other projects give them a meaning; repeatable"
     )
+    fetch_images: bool = Field(False, description="fetch pictures whose address is http or https, once, into the cache")
     system_prompt: str | None = Field(None, description="system message put before every prompt")
     template: str | None = Field(
         None, description="prompt template with {prompt}; 'none': no chat template; default: the tokenizer's chat template"

@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_host.data.bad_rows import MISSING, Malformed, check_text, get, kind_of, look_up
 from rlhf_host.data.conditions import conditioned
 from rlhf_host.data.messages import THOUGHTS, as_list, messages_of, sharegpt_message
+from rlhf_host.data.pictures import ROWS, Origin
 from rlhf_host.data.rendered import is_transcript
 from rlhf_host.data.row_context import NOTHING, RowContext, system_of
 from rlhf_host.data.row_values import Text, answer_of, label_of, number_of, text_of
@@ -64,8 +64,8 @@ class Reading:
     """True if transcripts become conversations."""
     ignore: Sequence[str] = ()
     """Columns and keys of messages that are not read."""
-    root: Path | None = None
-    """The directory of relative paths of pictures; None: the current one."""
+    origin: Origin = ROWS
+    """Of the row's pictures."""
 
 
 Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed
@@ -29,7 +28,7 @@ from rlhf_host.data.examples import (
     read_unpaired,
 )
 from rlhf_host.data.messages import as_list
-from rlhf_host.data.pictures import pictured
+from rlhf_host.data.pictures import Origin, pictured
 from rlhf_host.data.row_context import BESIDE, HISTORY, SYSTEM, context_of, refuse_weights
 from rlhf_host.data.row_values import Text
 from rlhf_host.errors import UserError, near_matches
@@ -65,22 +64,22 @@ class Format:
         named = {key.partition(".")[0] for key in (reading.prompt_key, reading.label_key) if key is not None}
         beside = context_of(row, {*named, *self.own, *reading.ignore})
         if not beside:
-            return _pictured(example, (), reading.root)
+            return _pictured(example, (), reading.origin)
         if example.own_turns or example.prompt == "":
             names = ", ".join(name for name in row if name in BESIDE and name not in self.own and row[name] is not None)
             raise Malformed(
                 f"the texts of the format {self.name} are used as they are, and {names} cannot be added: write that into"
                 " the texts, or leave it unread (data.ignore)"
             )
-        return replace(_pictured(example, beside.images, reading.root), beside=beside)
+        return replace(_pictured(example, beside.images, reading.origin), beside=beside)
 
 
-def _pictured(example: Example, images: Sequence[Any], root: Path | None) -> Example:
+def _pictured(example: Example, images: Sequence[Any], origin: Origin) -> Example:
     """Returns the example with its pictures in the parts of its messages. Raises ``Malformed`` for pictures that cannot be used."""
 
     def own(text: Text, given: Sequence[Any] = ()) -> Text:
         parts = not isinstance(text, str) and any(has_pictures(message.get("content")) for message in text)
-        return pictured(text, given, root) if parts or given else text
+        return pictured(text, given, origin) if parts or given else text
 
     if example.prompt:
         completions = tuple(own(completion) for completion in example.completions)

@@ -19,6 +19,7 @@ from rlhf_host.data.conditions import check_condition
 from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example, Reading
 from rlhf_host.data.formats import Format, detect
+from rlhf_host.data.pictures import Origin
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.shown import shown
 from rlhf_host.data.sources import NO_ROWS, PythonRows, Split, named, open_source, share
@@ -256,7 +257,7 @@ class _Loader:
             vocabulary=len(self.tokenizer),
             hh_chat=self.data.hh == "chat",
             ignore=self.data.ignore,
-            root=root,
+            origin=Origin(root, kept=True, fetch=self.data.fetch_images),
         )
         for index, row in rows:
             counts.read += 1

@@ -4,31 +4,48 @@ parts ``{"type": "image", "image": Picture}``.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.directories import cache_directory
-from rlhf_host.errors import UserError, a, near_siblings
+from rlhf_host.errors import UserError, a, first_line, near_siblings
 from rlhf_host.records.episodes import Message
 from rlhf_host.records.pictures import Picture, is_list, is_picture, pillow, png
 
 MARK = "<image>"
 """Text that stands for a picture in prompts of rows with a column of pictures, as in verl's and LLaVA's data."""
-COLUMNS = ("image", "images")
-_SOURCES = ("image", "image_url", "url", "path", "base64", "bytes")
+_SOURCES = ("bytes", "image", "image_url", "url", "path", "base64")
 """Keys of a part under which it has its picture."""
+FETCH_S, MOST_BYTES = 30, 64 << 20
+"""Seconds to wait for a picture of the net, and its most bytes."""
 _NET = ("http", "https", "ftp", "s3", "gs", "hf")
 
 
-def as_messages(
-    prompt: str | Sequence[Message], images: Sequence[Any] = (), *, root: Path | None = None, kept: bool = False
-) -> list[Message]:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where pictures come from, and where those without a file go."""
+
+    root: Path | None = None
+    """The directory of relative paths; None: the current one."""
+    kept: bool = False
+    """Pictures that have no file of their own get one in the cache; else they are in memory."""
+    fetch: bool = False
+    """Pictures at addresses of the net are fetched, once."""
+
+
+MEMORY, ROWS = Origin(), Origin(kept=True)
+"""Of programs, and of rows."""
+
+
+def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), origin: Origin = MEMORY) -> list[Message]:
     """Returns a prompt as messages that have their pictures in their parts.
 
     The pictures of ``images`` take the places of parts without one, or else of the text ``<image>``. If there is neither, they
@@ -36,16 +53,14 @@ def as_messages(
 
     Args:
         images: paths, bytes, data URIs, ``PIL.Image`` or mappings of ``datasets``, in the order of their places.
-        root: the directory of relative paths; default: the current one.
-        kept: pictures that have no file of their own get one in the cache; else they are in memory.
+        origin: of the pictures; default: a program.
 
     Raises:
         UserError: a picture cannot be read, there are more pictures than places or fewer, or a part is of another kind.
     """
     said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages: list[Message] = [dict(message) for message in said]
-    given = [picture_of(value, root) for value in images]
-    given = [keep(picture) for picture in given] if kept else given
+    given = [picture_of(value, origin) for value in images]
     places = sum(is_picture(part) and _source(part) is None for message in messages for part in _parts(message))
     if given and not places:
         _set_places(messages, len(given))
@@ -58,39 +73,40 @@ def as_messages(
     waiting = iter(given)
     for message in messages:
         if is_list(message.get("content")):
-            message["content"] = [_filled(part, waiting, root, kept) for part in message["content"]]
+            message["content"] = [_filled(part, waiting, origin) for part in message["content"]]
     return messages
 
 
-def pictured(
-    prompt: str | Sequence[Message], images: Sequence[Any], root: Path | None = None, *, kept: bool = True
-) -> list[Message]:
+def pictured(prompt: str | Sequence[Message], images: Sequence[Any], origin: Origin) -> list[Message]:
     """Returns a row's prompt as messages whose parts have its pictures. Raises ``Malformed`` for pictures that cannot be used."""
     try:
-        return as_messages(prompt, images, root=root, kept=kept)
+        return as_messages(prompt, images, origin)
     except UserError as error:
         raise Malformed(str(error)) from None
 
 
-def picture_of(value: Any, root: Path | None = None) -> Picture:
+def picture_of(value: Any, origin: Origin = MEMORY) -> Picture:
     """Returns a picture from any form in which data have it.
 
     Raises:
         UserError: it is on the net, there is no such file, or it is no picture.
     """
+    picture = _read(value, origin)
+    return keep(picture) if origin.kept else picture
+
+
+def _read(value: Any, origin: Origin) -> Picture:
     if isinstance(value, Picture):
         return value
     if isinstance(value, Mapping):
-        inner = next(
-            (value[name] for name in ("bytes", "path", "url", "image", "image_url") if value.get(name) is not None), None
-        )
+        inner = next((value[name] for name in _SOURCES if value.get(name) is not None), None)
         if inner is None:
             raise UserError(f"a picture has none of bytes, path and url; it has {', '.join(map(str, value)) or 'nothing'}")
-        return picture_of(inner, root)
+        return _read(inner, origin)
     if isinstance(value, bytes | bytearray | memoryview):
         return Picture.of_bytes(bytes(value))
     if isinstance(value, str | os.PathLike):
-        return _of_text(os.fspath(value), root)
+        return _of_text(os.fspath(value), origin)
     if isinstance(value, pillow().Image):
         return Picture.of_bytes(png(value))
     raise UserError(f"a picture is {a(type(value).__name__)}: give a path, bytes, a data URI or a PIL.Image")
@@ -100,38 +116,73 @@ def keep(picture: Picture) -> Picture:
     """Returns the picture with a file of its own, in the cache, by its content: it is there once, whatever has it."""
     if picture.path is not None:
         return picture
-    path = cache_directory() / "pictures" / picture.key[:2] / picture.key
+    path = _directory() / picture.key[:2] / picture.key
     data = picture.read()
+    if not path.is_file() or path.stat().st_size != len(data):
+        _write(path, data)
+    return replace(picture, path=str(path), data=None)
+
+
+def _directory() -> Path:
+    return cache_directory() / "pictures"
+
+
+def _write(path: Path, data: bytes) -> None:
     try:
-        if not path.is_file() or path.stat().st_size != len(data):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-                file.write(data)
-            Path(file.name).replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(data)
+        Path(file.name).replace(path)
     except OSError as error:
         raise UserError(
             f"{path.parent} cannot be written: {error.strerror}; set RLHF_CACHE to a directory that can be written and has space"
             " for it"
         ) from error
-    return replace(picture, path=str(path), data=None)
 
 
-def _of_text(text: str, root: Path | None) -> Picture:
+def _of_text(text: str, origin: Origin) -> Picture:
     if text.startswith("data:"):
         return Picture.of_uri(text)
     parts = urlsplit(text)
     if parts.scheme in _NET:
-        raise UserError(f"{text[:80]}: pictures are not fetched from the net: download it, and give its path")
+        return _fetched(text, parts.scheme, origin)
     path = Path(unquote(parts.path) if parts.scheme == "file" else text).expanduser()
-    path = path if path.is_absolute() or root is None else root / path
+    path = path if path.is_absolute() or origin.root is None else origin.root / path
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}{near_siblings(path) if path.parent.is_dir() else ''}") from error
+    return _named(path, data)
+
+
+def _named(path: Path, data: bytes) -> Picture:
     try:
         return Picture.of_bytes(data, str(path.absolute()))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _fetched(address: str, scheme: str, origin: Origin) -> Picture:
+    """Returns a picture of the net: what was there when it was first fetched."""
+    if not origin.fetch or not scheme.startswith("http"):
+        way = "--data.fetch-images allows http and https" if origin.kept and not origin.fetch else "give its path"
+        raise UserError(f"{address[:80]}: pictures are not fetched from there: {way}")
+    path = _directory() / "net" / hashlib.sha256(address.encode()).hexdigest()[:32]
+    if path.is_file():
+        return _named(path, path.read_bytes())
+    try:
+        with urlopen(address, timeout=FETCH_S) as answer:
+            data: bytes = answer.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{address[:80]} cannot be fetched: {first_line(error)}") from error
+    if len(data) > MOST_BYTES:
+        raise UserError(f"{address[:80]} has more than {MOST_BYTES:,} bytes: download it, and give its path")
+    try:
+        found = Picture.of_bytes(data)
+    except UserError as error:
+        raise UserError(f"{address[:80]}: {error}") from error
+    _write(path, data)
+    return replace(found, path=str(path), data=None)
 
 
 def _parts(message: Message) -> Sequence[Any]:
@@ -146,14 +197,13 @@ def _source(part: Mapping[str, Any]) -> Any:
     )
 
 
-def _filled(part: Any, waiting: Iterator[Picture], root: Path | None, kept: bool) -> Any:
+def _filled(part: Any, waiting: Iterator[Picture], origin: Origin) -> Any:
     if not is_picture(part):
         return part
     source = _source(part)
     if part.get("base64") is source and isinstance(source, str) and not source.startswith("data:"):
         source = f"data:;base64,{source}"
-    picture = next(waiting) if source is None else picture_of(source, root)
-    return {"type": "image", "image": keep(picture) if kept else picture}
+    return {"type": "image", "image": next(waiting) if source is None else picture_of(source, origin)}
 
 
 def _set_places(messages: list[Message], count: int) -> None:

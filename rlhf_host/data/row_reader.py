@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.schema import DataConfig, DataSource
@@ -12,7 +11,7 @@ from rlhf_host.data.bad_rows import MISSING, BadRows, Malformed, check_text, get
 from rlhf_host.data.contents import has_pictures
 from rlhf_host.data.examples import turns_of
 from rlhf_host.data.messages import as_list, messages_of
-from rlhf_host.data.pictures import pictured
+from rlhf_host.data.pictures import ROWS, Origin, pictured
 from rlhf_host.data.row_context import BESIDE, HISTORY, PICTURES, context_of, with_system
 from rlhf_host.data.row_values import text_of
 from rlhf_host.data.rows import Rows
@@ -40,6 +39,7 @@ class RowReader:
         self.context_key: str | None = None
         """Column with more of the prompt, such as Alpaca's ``input``."""
         self.ignore = data.ignore
+        self.origin = Origin(rows.root, kept=True, fetch=data.fetch_images)
         self.bad = BadRows(rows.where, stops=data.on_bad_row == "stop")
 
     @property
@@ -133,20 +133,20 @@ class RowReader:
         metadata = {key: value for key, value in row.items() if key not in used}
         task = Task(prompt, label, metadata, agent or None, index, self.name)
         if not BESIDE.isdisjoint(metadata):
-            task = with_context(task, self.ignore, history=self.context_key is not None, root=self.rows.root)
-        return seen(task, self.rows.root)
+            task = with_context(task, self.ignore, history=self.context_key is not None, origin=self.origin)
+        return seen(task, self.origin)
 
 
-def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False, root: Path | None = None) -> Task:
+def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False, origin: Origin = ROWS) -> Task:
     """Returns the task with the values of its metadata that belong to the prompt. Raises ``Malformed`` for values that cannot
     be honoured.
 
     Args:
         history: True if earlier turns in Alpaca's form are read.
-        root: the directory of relative paths of pictures.
+        origin: of the row's pictures.
     """
     beside = context_of(task.metadata, {*ignore, HISTORY} if history else ignore)
-    prompt = task.prompt if not beside.images else pictured(task.prompt, beside.images, root)
+    prompt = task.prompt if not beside.images else pictured(task.prompt, beside.images, origin)
     turns = turns_of(task.metadata.get(HISTORY)) if history and HISTORY not in ignore else []
     if beside.system is not None or turns:
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -158,16 +158,12 @@ def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = Fa
     return replace(task, prompt=prompt, metadata=metadata, tools=beside.tools, template_kwargs=beside.template_kwargs)
 
 
-def seen(task: Task, root: Path | None = None, *, kept: bool = True) -> Task:
-    """Returns the task with the pictures of its prompt's parts. Raises ``Malformed`` for pictures that cannot be used.
-
-    Args:
-        kept: as in ``as_messages``.
-    """
+def seen(task: Task, origin: Origin = ROWS) -> Task:
+    """Returns the task with the pictures of its prompt's parts. Raises ``Malformed`` for pictures that cannot be used."""
     prompt = task.prompt
     if not task.images and (isinstance(prompt, str) or not any(has_pictures(message.get("content")) for message in prompt)):
         return task
-    messages = pictured(prompt, task.images, root, kept=kept)
+    messages = pictured(prompt, task.images, origin)
     return replace(task, prompt=messages, images=pictures_in(messages))
 
 

@@ -13,6 +13,7 @@ from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.bad_rows import BadRows, Malformed
 from rlhf_host.data.chat import Prompts, encode_prompts
+from rlhf_host.data.pictures import MEMORY
 from rlhf_host.data.plain import plain_rows
 from rlhf_host.data.processor import Processor
 from rlhf_host.data.row_context import RowContext
@@ -334,7 +335,7 @@ def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
         if not isinstance(item, Task):
             raise Malformed(f"expected a Task or a mapping, got {type(item).__name__}")
         prompt = prompt_of(list(item.prompt) if isinstance(item.prompt, tuple) else item.prompt, "prompt")
-        return seen(replace(item, prompt=prompt, index=index, source=name), kept=False)
+        return seen(replace(item, prompt=prompt, index=index, source=name), MEMORY)
     except Malformed as fault:
         raise PluginError(f"{info}: task {index + 1}: {fault}") from None
 

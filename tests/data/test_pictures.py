@@ -6,7 +6,9 @@ import base64
 import io
 import json
 import pickle
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import datasets
 import pytest
@@ -126,7 +128,7 @@ def test_a_picture_lies_as_people_see_it(tmp_path):
     ("value", "reason"),
     [
         ("gone.png", "gone.png: No such file"),
-        ("https://example.org/a.png", "not fetched from the net"),
+        ("https://example.org/a.png", "not fetched from there: give its path"),
         (b"text", "4 bytes are no picture"),
         ("data:image/png;base64,@@", "no data URI"),
         (3, "an int"),
@@ -269,3 +271,36 @@ def test_a_picture_of_memory_stays_there():
     found = picture_of(png(Image.new("RGB", (8, 8))))
     assert found.path is None
     assert isinstance(found, Picture)
+
+
+def test_an_address_is_fetched_once_where_that_is_allowed(models, pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    asked = []
+
+    class Served(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200 if self.path == "/a.png" else 404)
+            self.end_headers()
+            if self.path == "/a.png":
+                self.wfile.write(pictures[0].read_bytes())
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        data = written(tmp_path / "d.jsonl", {"prompt": "which?", "image": f"{address}/a.png", "answer": "a"})
+        with pytest.raises(UserError, match=r"d.jsonl:1: http://.*/a.png: pictures are not fetched .*--data.fetch-images"):
+            tasks_of(models["qwen"], data)
+        data.fetch_images = True
+        for _ in range(2):
+            _, [task] = tasks_of(models["qwen"], data)
+            assert task.images == (picture_of(pictures[0]),)
+        assert asked == ["/a.png"]
+        data = written(tmp_path / "gone.jsonl", {"prompt": "which?", "image": f"{address}/b.png", "answer": "a"})
+        data.fetch_images = True
+        with pytest.raises(UserError, match=r"gone.jsonl:1: http://.*/b.png cannot be fetched: .*404"):
+            tasks_of(models["qwen"], data)
+        server.shutdown()

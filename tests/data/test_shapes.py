@@ -336,7 +336,10 @@ def test_contents_of_parts_are_texts():
     assert "⟦2" in read([{"conversations": sharegpt}])[0]
     assert "0 pictures, and 1 places for them" in refused(asked, [{"prompt": [user([{"type": "image"}, *parts])]}])
     far = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
-    assert "pictures are not fetched from the net" in refused(read, [{"messages": [user([far, *parts]), said("2")]}])
+    said_so = refused(read, [{"messages": [user([far, *parts]), said("2")]}])
+    assert "pictures are not fetched from there: --data.fetch-images" in said_so
+        read, [{"messages": [user([far, *parts]), said("2")]}]
+    )
     for part in (
         {"type": "tool_result", "content": "4"},
         {"type": "thinking", "thinking": "hm", "text": "hm"},
