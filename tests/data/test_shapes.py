@@ -338,8 +338,6 @@ def test_contents_of_parts_are_texts():
     far = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
     said_so = refused(read, [{"messages": [user([far, *parts]), said("2")]}])
     assert "pictures are not fetched from there: --data.fetch-images" in said_so
-        read, [{"messages": [user([far, *parts]), said("2")]}]
-    )
     for part in (
         {"type": "tool_result", "content": "4"},
         {"type": "thinking", "thinking": "hm", "text": "hm"},
