@@ -29,7 +29,7 @@ from rlhf_host.data.examples import (
 )
 from rlhf_host.data.messages import as_list
 from rlhf_host.data.pictures import Origin, pictured
-from rlhf_host.data.row_context import BESIDE, HISTORY, SYSTEM, context_of, refuse_weights
+from rlhf_host.data.row_context import BESIDE, HISTORY, PICTURES, SYSTEM, context_of, refuse_weights
 from rlhf_host.data.row_values import Text
 from rlhf_host.errors import UserError, near_matches
 
@@ -59,6 +59,8 @@ class Format:
         example = self.reader(row, reading)
         if example.tokens:  # lists are about them
             refuse_weights({name: value for name, value in row.items() if not isinstance(value, list | tuple)})
+            if context_of({name: row[name] for name in PICTURES if name in row}).images:
+                raise Malformed("a row of tokens cannot have pictures: give messages (data.ignore leaves the column unread)")
             return example
         refuse_weights(row)
         named = {key.partition(".")[0] for key in (reading.prompt_key, reading.label_key) if key is not None}

@@ -82,7 +82,8 @@ def pictured(prompt: str | Sequence[Message], images: Sequence[Any], origin: Ori
     try:
         return as_messages(prompt, images, origin)
     except UserError as error:
-        raise Malformed(str(error)) from None
+        way = " (data.ignore leaves the column unread)" if images else ""
+        raise Malformed(f"{error}{way}") from None
 
 
 def picture_of(value: Any, origin: Origin = MEMORY) -> Picture:

@@ -304,3 +304,9 @@ def test_an_address_is_fetched_once_where_that_is_allowed(models, pictures, tmp_
         with pytest.raises(UserError, match=r"gone.jsonl:1: http://.*/b.png cannot be fetched: .*404"):
             tasks_of(models["qwen"], data)
         server.shutdown()
+
+
+def test_rows_of_tokens_refuse_pictures(models, pictures, tmp_path):
+    data = written(tmp_path / "d.jsonl", {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "images": ["0.png"]})
+    with pytest.raises(UserError, match=r"d.jsonl:1: a row of tokens cannot have pictures"):
+        load_units(data, kind="prompt_completion", split="train", tokenizer=AutoTokenizer.from_pretrained(models["qwen"]))
