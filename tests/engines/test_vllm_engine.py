@@ -42,7 +42,7 @@ class Scripted(VLLMEngine):
     def __init__(self, **core):
         self.multiprocess, self._failure, self._closed, self._step_began, self.busy_s = True, None, False, None, 0.0
         self._asked, self._actions, self._running, self._condition = deque(), deque(), {}, threading.Condition()
-        self._thread, self._measures, self._core = None, Measures(), None
+        self._thread, self._measures, self._core, self._processor = None, Measures(), None, None
         self._shared, self._scratch, self.version = set(), SimpleNamespace(close=lambda: None), 0
         self.llm = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None), **core)
 
@@ -122,6 +122,17 @@ def test_on_gpus_it_sleeps_without_weights_and_wakes_for_them_first():
 
     asyncio.run(turns())
     assert done == ["sleep 2", "wake ['weights']", "load", "version 7", "wake ['kv_cache']"]
+
+
+def test_features_of_older_weights_are_forgotten():
+    """vLLM keeps the features of pictures by their content, which new weights do not change."""
+    done = []
+    engine = sleeping(done)
+    engine.llm.reset_encoder_cache = lambda: done.append("no features")
+    engine._take_version(1)
+    engine._processor = object()
+    engine._take_version(2)
+    assert done == ["version 1", "no features", "version 2"]
 
 
 @pytest.mark.parametrize("settings", [{"adapter_rank": 8}, {"speculative_config": {"method": "eagle", "model": "draft"}}])
