@@ -24,7 +24,7 @@ def kept_and_cost(passes, prompt, count, length):
     """Bytes that a pass over a group's rows keeps, and its cost."""
     prompts, ids = [[1] * prompt] * count, torch.ones(count, length, dtype=torch.int64)
     passes.prepare(16)
-    passes._prepared_for = prompt + length  # trials of long rows take longer than the pass
+    passes._prepared_for = prompt + length, False  # trials of long rows take longer than the pass
     with recorded(passes.model) as kept:
         outputs = passes.forward(prompts, ids, torch.ones_like(ids, dtype=torch.bool))
     assert outputs.logprobs.requires_grad
