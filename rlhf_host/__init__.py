@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         ScoreContext,
         Stop,
     )
-    from rlhf_host.records.pictures import Picture
+    from rlhf_host.records.pictures import Picture, Pictured
     from rlhf_host.records.tensors import (
         ACTION,
         COMPLETION,
@@ -89,7 +89,7 @@ _HOMES = {
         "Adjust AgentNeeds AlgoNeeds CorrectionNeeds Forbid Needs Outcome Output RewardNeeds RoleHandle RoleNeed RunContext "
         "ScoreContext Stop"
     ),
-    "rlhf_host.records.pictures": "Picture",
+    "rlhf_host.records.pictures": "Picture Pictured",
     "rlhf_host.records.tensors": (
         "ACTION COMPLETION GROUP_MEAN_TOKEN_MEAN LOSS SEQUENCE_MEAN_TOKEN_MEAN SEQUENCE_MEAN_TOKEN_SUM TOKEN_MEAN "
         "Advantages Aggregation Batch Distribution Experience Extra LossTerm Metric Outputs PolicyLogprobs"
@@ -135,6 +135,7 @@ __all__ = [
     "Output",
     "Outputs",
     "Picture",
+    "Pictured",
     "PluginError",
     "Policy",
     "PolicyLogprobs",

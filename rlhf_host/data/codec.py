@@ -18,7 +18,7 @@ from rlhf_host.data import contents, tool_formats
 from rlhf_host.data.answer_reader import AnswerReader
 from rlhf_host.data.chat import NO_TEMPLATE, conversation, encode, render_prompts
 from rlhf_host.data.pictures import as_messages
-from rlhf_host.data.processor import Processor
+from rlhf_host.data.processor import Processor, refuse_unseen
 from rlhf_host.data.template_writer import MEMO, WITHOUT_TOOLS, TemplateWriter, Tools, reasoning_of, refuse_cuts
 from rlhf_host.data.templates import uses_chat_template
 from rlhf_host.errors import UserError
@@ -99,6 +99,7 @@ class ChatCodec:
         """Returns the tokens of a template's text, with those of its pictures."""
         ids: list[int] = self._told(lambda: encode([text], self.tokenizer, special=False)[0])
         if not pictures:
+            self._told(lambda: refuse_unseen(self.tokenizer, ids))
             return ids
         return list(self._told(lambda: Processor.beside(self.tokenizer).expand(ids, pictures, text if whole else None)))
 

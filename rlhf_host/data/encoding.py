@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.data.chat import encode, encode_prompts, trim
-from rlhf_host.data.processor import Processor
+from rlhf_host.data.processor import Processor, refuse_unseen
 from rlhf_host.data.spans import MarkedText
 from rlhf_host.data.units import Row
 from rlhf_host.errors import UserError
@@ -97,7 +97,7 @@ class Encoder:
             completion = self._whole(text, next(whole)) if self._offsets else None
             ids, spans = completion or self._pieces(text)
             rows.append(self._row(prompt, ids, spans, text))
-        return [_seen(row, text, self._tokenizer) if text.images else row for row, text in zip(rows, texts, strict=True)]
+        return [_seen(row, text, self._tokenizer) for row, text in zip(rows, texts, strict=True)]
 
     def _encoded(self, texts: Sequence[str], special: bool) -> list[_Encoded]:
         if not texts:
@@ -198,6 +198,9 @@ def _seen(row: Row | Malformed, text: MarkedText, tokenizer: Any) -> Row | Malfo
     if isinstance(row, Malformed):
         return row
     try:
+        if not text.images:
+            refuse_unseen(tokenizer, [*row.prompt_ids, *row.completion_ids], text.prompt)
+            return row
         processor = Processor.beside(tokenizer)
         count = list(row.prompt_ids).count(processor.placeholder)
         first, later = text.images[:count], text.images[count:]

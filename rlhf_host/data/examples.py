@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from rlhf_host.data.bad_rows import MISSING, Malformed, check_text, get, kind_of, look_up
 from rlhf_host.data.conditions import conditioned
+from rlhf_host.data.contents import text_of as words_of
 from rlhf_host.data.messages import THOUGHTS, as_list, messages_of, sharegpt_message
 from rlhf_host.data.pictures import ROWS, Origin
 from rlhf_host.data.rendered import is_transcript
@@ -281,7 +282,7 @@ def _joined(prompt: Text, answers: tuple[Text, ...], key: str) -> tuple[Text, tu
         return prompt, answers
     if isinstance(prompt, str):
         shared, *rest = _common_messages(*talks) if len(talks) > 1 else (talks[0][:-1], talks[0][-1:])
-        if all(message["content"].strip() != prompt.strip() for message in shared):
+        if all(words_of(message["content"]).strip() != prompt.strip() for message in shared):
             raise Malformed(f"'prompt' is none of the messages that {key!r} begins with (data.ignore prompt leaves it unread)")
         return shared, tuple(rest)
     most = min(len(prompt), *(len(talk) - 1 for talk in talks))

@@ -20,6 +20,7 @@ from rlhf_host.data.encoding import Encoder
 from rlhf_host.data.examples import Example, Reading
 from rlhf_host.data.formats import Format, detect
 from rlhf_host.data.pictures import Origin
+from rlhf_host.data.processor import Processor
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.shown import shown
 from rlhf_host.data.sources import NO_ROWS, PythonRows, Split, named, open_source, share
@@ -30,6 +31,7 @@ from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.records.numbers import Numbers
+from rlhf_host.records.pictures import place_of
 
 MOST_BAD = 0.1
 """Share of bad rows above which a source is refused even if they are skipped."""
@@ -330,12 +332,24 @@ class _Loader:
         truncates = self.kind == "prompt_completion" if self.data.long_rows == "auto" else self.data.long_rows == "truncate"
         cut = tuple(_cut(row, limit - len(row.prompt_ids)) for row in rows)
         same = len(cut) > 1 and cut[0].completion_ids == cut[1].completion_ids
-        whole = any(row.images for row in rows)  # a picture in an answer might be cut
+        whole = any(self._sees_late(row) for row in rows)  # a picture in an answer might be cut
         if not truncates or same or whole or not all(row.trained for row in cut):
             counts.left_out += 1
             return None
         counts.cut += 1
         return Unit(cut)
+
+    def _sees_late(self, row: Row) -> bool:
+        """Returns True if the row has pictures after its prompt."""
+        if not row.images:
+            return False
+        processor, begin = Processor.beside(self.tokenizer), 0
+        for picture in row.images:
+            own = processor.tokens(picture)
+            if (place := place_of(row.prompt_ids, own, begin)) is None:
+                return True
+            begin = place + len(own)
+        return False
 
     # --- for people ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,12 +19,11 @@ from rlhf_host.data.bad_rows import Malformed
 from rlhf_host.directories import cache_directory
 from rlhf_host.errors import UserError, a, first_line, near_siblings
 from rlhf_host.records.episodes import Message
-from rlhf_host.records.pictures import Picture, is_list, is_picture, pillow, png
+from rlhf_host.records.pictures import MARK, Picture, is_list, is_picture, pillow, png
 
-MARK = "<image>"
-"""Text that stands for a picture in prompts of rows with a column of pictures, as in verl's and LLaVA's data."""
 _SOURCES = ("bytes", "image", "image_url", "url", "path", "base64")
 """Keys of a part under which it has its picture."""
+_LONGEST_PATH = 1000  # letters
 FETCH_S, MOST_BYTES = 30, 64 << 20
 """Seconds to wait for a picture of the net, and its most bytes."""
 _NET = ("http", "https", "ftp", "s3", "gs", "hf")
@@ -62,13 +62,26 @@ def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), ori
     messages: list[Message] = [dict(message) for message in said]
     given = [picture_of(value, origin) for value in images]
     places = sum(is_picture(part) and _source(part) is None for message in messages for part in _parts(message))
+    own = [
+        picture_of(_whole(part, _source(part)), origin)
+        for message in messages
+        for part in _parts(message)
+        if is_picture(part) and _source(part)
+    ]
+    if given and not places and own:
+        if own != given:
+            raise UserError(
+                f"the messages have {_count(len(own))} of their own, and beside them there {_are(len(given))} of another content:"
+                " leave one of them out"
+            )
+        given = []
     if given and not places:
         _set_places(messages, len(given))
         places = sum(is_picture(part) and _source(part) is None for message in messages for part in _parts(message))
     if places != len(given):
         raise UserError(
-            f"{len(given)} pictures, and {places} places for them: write {{'type': 'image'}} in the messages, or {MARK} in the"
-            " text, once for each"
+            f"{_count(len(given))}, and {_count(places, 'place')} for pictures: write {{'type': 'image'}} in the messages, or"
+            f" {MARK} in the text, once for each"
         )
     waiting = iter(given)
     for message in messages:
@@ -103,7 +116,7 @@ def _read(value: Any, origin: Origin) -> Picture:
         inner = next((value[name] for name in _SOURCES if value.get(name) is not None), None)
         if inner is None:
             raise UserError(f"a picture has none of bytes, path and url; it has {', '.join(map(str, value)) or 'nothing'}")
-        return _read(inner, origin)
+        return _read(_whole(value, inner), origin)
     if isinstance(value, bytes | bytearray | memoryview):
         return Picture.of_bytes(bytes(value))
     if isinstance(value, str | os.PathLike):
@@ -142,17 +155,25 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _of_text(text: str, origin: Origin) -> Picture:
-    if text.startswith("data:"):
+    if text[:5].lower() == "data:":
         return Picture.of_uri(text)
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise UserError(f"{text[:80]}: {error}") from error
     if parts.scheme in _NET:
         return _fetched(text, parts.scheme, origin)
-    path = Path(unquote(parts.path) if parts.scheme == "file" else text).expanduser()
-    path = path if path.is_absolute() or origin.root is None else origin.root / path
     try:
+        path = Path(unquote(parts.path) if parts.scheme == "file" else text).expanduser()
+        path = path if path.is_absolute() or origin.root is None else origin.root / path
         data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}{near_siblings(path) if path.parent.is_dir() else ''}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if len(text) > _LONGEST_PATH or not text.strip():
+            what = "an empty text" if not text.strip() else f"a text of {len(text):,} letters"
+            raise UserError(f"{what} is no path of a picture: base64 begins with data:image/png;base64,") from error
+        near = near_siblings(path) if isinstance(error, FileNotFoundError) and path.parent.is_dir() else ""
+        raise UserError(f"{text}: {reason}{near}") from error
     return _named(path, data)
 
 
@@ -174,7 +195,7 @@ def _fetched(address: str, scheme: str, origin: Origin) -> Picture:
     try:
         with urlopen(address, timeout=FETCH_S) as answer:
             data: bytes = answer.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise UserError(f"{address[:80]} cannot be fetched: {first_line(error)}") from error
     if len(data) > MOST_BYTES:
         raise UserError(f"{address[:80]} has more than {MOST_BYTES:,} bytes: download it, and give its path")
@@ -186,6 +207,14 @@ def _fetched(address: str, scheme: str, origin: Origin) -> Picture:
     return replace(found, path=str(path), data=None)
 
 
+def _count(number: int, noun: str = "picture") -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _are(number: int) -> str:
+    return f"{'is' if number == 1 else 'are'} {_count(number)}"
+
+
 def _parts(message: Message) -> Sequence[Any]:
     content = message.get("content")
     return content if is_list(content) else ()
@@ -193,17 +222,20 @@ def _parts(message: Message) -> Sequence[Any]:
 
 def _source(part: Mapping[str, Any]) -> Any:
     """Returns what a part says its picture is; None: it only marks the place."""
-    return next(
-        (part[name] for name in ("image", "image_url", "url", "path", "base64", "bytes") if part.get(name) is not None), None
-    )
+    return next((part[name] for name in _SOURCES if part.get(name) is not None), None)
+
+
+def _whole(part: Mapping[str, Any], source: Any) -> Any:
+    """Returns base64 as a data URI; any other source as it is."""
+    if isinstance(source, str) and part.get("base64") is source and not str(source).startswith("data:"):
+        return f"data:;base64,{source}"
+    return source
 
 
 def _filled(part: Any, waiting: Iterator[Picture], origin: Origin) -> Any:
     if not is_picture(part):
         return part
-    source = _source(part)
-    if part.get("base64") is source and isinstance(source, str) and not source.startswith("data:"):
-        source = f"data:;base64,{source}"
+    source = _whole(part, _source(part))
     return {"type": "image", "image": next(waiting) if source is None else picture_of(source, origin)}
 
 
@@ -211,6 +243,8 @@ def _set_places(messages: list[Message], count: int) -> None:
     """Turns the text ``<image>`` into parts; without any, puts ``count`` parts before the first user message's words."""
     marked = False
     for message in messages:
+        if message.get("role") == "assistant":  # what it wrote is text
+            continue
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         if any(MARK in _words(part) for part in parts):

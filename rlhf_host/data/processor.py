@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import UserError, first_line
-from rlhf_host.records.pictures import Picture, pillow, place_of
+from rlhf_host.records.pictures import MARK, Picture, pillow, place_of
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """What a model directory has beside its tokenizer's files."""
@@ -46,6 +46,17 @@ class Processor:
     def beside(cls, tokenizer: Any) -> Processor:
         """Returns the processor that has its files beside those of a tokenizer. Raises ``UserError`` if there is none."""
         return _at(str(tokenizer.name_or_path))
+
+    @classmethod
+    def of_model(cls, tokenizer: Any) -> Processor | None:
+        """Returns the same as ``beside``; None for a model that does not see, or whose pictures cannot be used here."""
+        directory = str(tokenizer.name_or_path)
+        if not any(Path(directory, name).is_file() for name in PROCESSOR_FILES):
+            return None
+        try:
+            return _at(directory)
+        except UserError:
+            return None
 
     @classmethod
     def at(cls, directory: str) -> Processor:
@@ -85,23 +96,27 @@ class Processor:
             begin = place + 1
         whole += ids[begin:]
         if text is not None and pictures and self._unchecked:
-            self._unchecked -= 1
             self._compare(whole, text, pictures)
+            self._unchecked -= 1
         return whole
 
-    def collapse(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
-        """Returns what ``expand`` was given. Raises ``UserError`` if the tokens of a picture are not there."""
-        first, *others = self.around(ids, [(picture.width, picture.height) for picture in pictures])
+    def collapse(self, ids: Sequence[int], pictures: Sequence[Picture], begins: Sequence[int] = ()) -> list[int]:
+        """Returns what ``expand`` was given. Raises ``UserError`` if the tokens of a picture are not there.
+
+        Args:
+            begins: as ``Pictured.begins``.
+        """
+        first, *others = self.around(ids, [(picture.width, picture.height) for picture in pictures], begins)
         return [*first, *(token for part in others for token in (self.placeholder, *part))]
 
-    def around(self, ids: Sequence[int], sizes: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
+    def around(self, ids: Sequence[int], sizes: Sequence[tuple[int, int]], begins: Sequence[int] = ()) -> list[Sequence[int]]:
         """Returns the tokens before, between and behind those of pictures with these widths and heights. Raises ``UserError``
         if the tokens of one are not there.
         """
         begin, parts = 0, list[Sequence[int]]()
-        for number, size in enumerate(sizes, start=1):
+        for number, (size, earliest) in enumerate(zip(sizes, begins or [0] * len(sizes), strict=True), start=1):
             own = self._of_size(*size)
-            if (place := place_of(ids, own, begin)) is None:
+            if (place := place_of(ids, own, max(begin, earliest))) is None:
                 raise UserError(f"the {len(own)} tokens of picture {number} of {len(sizes)} are not in the prompt")
             parts.append(ids[begin:place])
             begin = place + len(own)
@@ -167,6 +182,23 @@ def around_pictures(tokenizer: Any, token_ids: Sequence[int], sizes: Sequence[tu
     tokenizer. Raises ``UserError`` if there is none, or the tokens of a picture are not there.
     """
     return Processor.beside(tokenizer).around(token_ids, sizes)
+
+
+def refuse_unseen(tokenizer: Any, ids: Sequence[int], text: str = "") -> None:
+    """Raises ``UserError`` for a text without pictures that has the place of one, on a model that sees.
+
+    Args:
+        ids: its tokens.
+        text: the text, where ``<image>`` means a picture.
+    """
+    if (processor := Processor.of_model(tokenizer)) is None:
+        return
+    found = processor.text if processor.placeholder in ids else MARK if MARK in text else None
+    if found is not None:
+        raise UserError(
+            f"the text has {found!r}, and no picture for it: name the column of pictures image or images, or write this in"
+            " another way"
+        )
 
 
 @functools.lru_cache(maxsize=8)

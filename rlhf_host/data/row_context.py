@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed, check_text, kind_of
+from rlhf_host.data.contents import text_of
 from rlhf_host.data.messages import TRAINED_BY, UNTRAINED_BY
 from rlhf_host.data.token_rows import TRAINED_BY as TOKENS_TRAINED_BY
 from rlhf_host.data.token_rows import UNTRAINED_BY as TOKENS_UNTRAINED_BY
@@ -114,7 +115,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> list[Message
     own = [message for message in messages if message["role"] == "system"]
     if not own:
         return [{"role": "system", "content": system}, *messages]
-    if own[0]["content"].strip() != system.strip():
+    if text_of(own[0]["content"]).strip() != system.strip():
         raise Malformed(
             "the column with the system message and the messages have different ones: keep one, or leave the column unread"
             " (data.ignore)"

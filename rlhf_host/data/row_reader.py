@@ -130,7 +130,9 @@ class RowReader:
             if agent is not None and not isinstance(agent, str):
                 raise Malformed(f"{self.agent_key!r} must be an agent's name, not {type(agent).__name__}")
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
-        metadata = {key: value for key, value in row.items() if key not in used}
+        metadata = {
+            key: value for key, value in row.items() if key not in used and not (key in PICTURES and key in self.ignore)
+        }
         task = Task(prompt, label, metadata, agent or None, index, self.name)
         if not BESIDE.isdisjoint(metadata):
             task = with_context(task, self.ignore, history=self.context_key is not None, origin=self.origin)
@@ -146,14 +148,15 @@ def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = Fa
         origin: of the row's pictures.
     """
     beside = context_of(task.metadata, {*ignore, HISTORY} if history else ignore)
-    prompt = task.prompt if not beside.images else pictured(task.prompt, beside.images, origin)
+    prompt = task.prompt
     turns = turns_of(task.metadata.get(HISTORY)) if history and HISTORY not in ignore else []
     if beside.system is not None or turns:
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         earlier = [({"role": "user", "content": asked}, {"role": "assistant", "content": said}) for asked, said in turns]
         prompt = with_system([*(message for turn in earlier for message in turn), *messages], beside.system)
     metadata = task.metadata
-    if beside.images:  # the prompt has them, and a row may have their bytes
+    if beside.images:
+        prompt = pictured(prompt, beside.images, origin)
         metadata = {name: value for name, value in metadata.items() if name not in PICTURES}
     return replace(task, prompt=prompt, metadata=metadata, tools=beside.tools, template_kwargs=beside.template_kwargs)
 

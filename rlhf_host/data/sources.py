@@ -15,7 +15,7 @@ from rlhf_host.data.bad_rows import BadRows, Malformed
 from rlhf_host.data.chat import Prompts, encode_prompts
 from rlhf_host.data.pictures import MEMORY
 from rlhf_host.data.plain import plain_rows
-from rlhf_host.data.processor import Processor
+from rlhf_host.data.processor import Processor, refuse_unseen
 from rlhf_host.data.row_context import RowContext
 from rlhf_host.data.row_reader import RowReader, prompt_of, seen
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
@@ -26,6 +26,7 @@ from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import build, find, is_object
 from rlhf_host.records.episodes import Task
+from rlhf_host.records.pictures import Pictured
 
 Split = Literal["train", "eval"]
 
@@ -274,8 +275,9 @@ class _SourceReader:
     def _with_pictures(self, task: Task, ids: list[int], text: str) -> tuple[int, ...]:
         """Returns a prompt's tokens with those of its pictures."""
         if not task.images:
+            refuse_unseen(self.tokenizer, ids, text)
             return tuple(ids)
-        return tuple(Processor.beside(self.tokenizer).expand(ids, task.images, text))
+        return Pictured(Processor.beside(self.tokenizer).expand(ids, task.images, text), task.images)
 
     def _text(self, task: Task) -> str | None:
         if task.prompt_ids is not None:

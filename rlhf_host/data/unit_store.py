@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_host.data.processor import PROCESSOR_FILES
 from rlhf_host.data.rows import Rows
 from rlhf_host.data.units import Row, Unit
 from rlhf_host.directories import cache_directory, content_hash, fill_cache
@@ -62,6 +63,19 @@ class StoredUnits(Sequence[Any]):
         rows = [np.stack(pair, -1) for pair in columns] or [np.zeros((0, 2), np.int32)]
         return np.concatenate(rows).reshape(-1, self._size, 2)[self._numbers]
 
+    def pictures(self) -> str:
+        """Returns a hash of sizes and dates of the pictures' files: another one means that a file has changed or is gone."""
+        texts = {text for batch in self._batches for own in batch.column("images").to_pylist() for text in own or ()}
+        digest = hashlib.sha256()
+        for path in sorted({str(json.loads(text)[3]) for text in texts}):
+            name = path.encode("utf-8", "surrogateescape")
+            try:
+                known = Path(path).stat()
+                digest.update(name + f"\0{known.st_size}\0{known.st_mtime_ns}\0".encode())
+            except OSError:
+                digest.update(name)
+        return digest.hexdigest()
+
     def _row(self, number: int) -> Row:
         which = bisect.bisect_right(self._ends, number)
         batch = self._batches[which]
@@ -98,7 +112,8 @@ def find_units(key: str) -> tuple[StoredUnits, dict[str, Any]] | None:
     directory = _root() / key
     try:
         about = json.loads((directory / "about.json").read_text(encoding="utf-8"))
-        return StoredUnits(directory, about["rows_per_unit"]), about
+        units = StoredUnits(directory, about["rows_per_unit"])
+        return (units, about) if units.pictures() == about["pictures"] else None
     except (OSError, ValueError, KeyError):  # there is none, or it is damaged
         return None
 
@@ -127,7 +142,8 @@ def _store(
 ) -> StoredUnits:
     def fill(directory: Path) -> None:
         _write(directory / "rows.arrow", counted(batches, "tokenising: {task.completed:,.0f} units", len))
-        text = json.dumps({**about(), "rows_per_unit": rows_per_unit}, indent=2)
+        found = StoredUnits(directory, rows_per_unit).pictures()
+        text = json.dumps({**about(), "rows_per_unit": rows_per_unit, "pictures": found}, indent=2)
         (directory / "about.json").write_text(text, encoding="utf-8")
 
     fill_cache(_root() / key, fill, lambda: find_units(key) is not None)
@@ -185,6 +201,7 @@ def cache_key(path: str, rows: Rows, tokenizer: Any, settings: Mapping[str, Any]
     import tokenizers
     import transformers
 
+    directory = Path(str(tokenizer.name_or_path))
     parts = {
         "version": VERSION,
         "content": content,
@@ -193,6 +210,10 @@ def cache_key(path: str, rows: Rows, tokenizer: Any, settings: Mapping[str, Any]
         "chat_template": tokenizer.chat_template,
         "libraries": (transformers.__version__, tokenizers.__version__),
         "settings": settings,
+        "root": None if rows.root is None else str(rows.root.absolute()),  # pictures may have relative paths
+        "processor": {
+            file.name: file.read_text("utf-8") for file in map(directory.joinpath, PROCESSOR_FILES) if file.is_file()
+        },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -14,7 +14,7 @@ from rlhf_host.engines.sampling import Sampler
 from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.records.pictures import images_of, with_images
+from rlhf_host.records.pictures import shown_in, with_images
 
 
 class OpenRows:
@@ -119,7 +119,7 @@ class OpenRows:
         """Returns prompt and drawn tokens of every row that is still computed."""
         drawn = self._tokens[self._here, : self.length].tolist()
         prompts = [self._requests[row].token_ids for row in self.places]
-        return [with_images([*prompt, *ids], images_of(prompt)) for prompt, ids in zip(prompts, drawn, strict=True)]
+        return [with_images([*prompt, *ids], shown_in(prompt)) for prompt, ids in zip(prompts, drawn, strict=True)]
 
     def _text_stops(self) -> Tensor:
         """Returns the rows that end in one of their stop strings. Decodes only the tail that can hold one: a token is at least

@@ -37,7 +37,7 @@ from rlhf_host.models.trial import (
 )
 from rlhf_host.phases import slow_phase
 from rlhf_host.protocols import Decoder, KernelsPlugin, Use
-from rlhf_host.records.pictures import Pictured, images_of
+from rlhf_host.records.pictures import Pictured, shown_in
 
 log = logging.getLogger(__name__)
 
@@ -265,9 +265,10 @@ class _WholeRows:
         ids = torch.tensor([[*prompt, *tail]], device=self.use.device)
         count = self.steps + 1
         if self.sight is not None:
-            images = images_of(prompt)
+            images = shown_in(prompt)
+            seen = self.sight.see([picture for _, picture in images])
             layout = padded_layout([[*prompt]], ids[0, len(prompt) :].cpu(), [len(tail)])
-            layout = to_device(self.sight.by_itself(layout, images, seen=self.sight.see(images)), self.use.device)
+            layout = to_device(self.sight.by_itself(layout, images, seen=seen), self.use.device)
             given = pictured_inputs(self.sight.base, layout, None)
             if self.head is not None:
                 hidden = self.sight.base(**given, use_cache=False).last_hidden_state[0, -count:]

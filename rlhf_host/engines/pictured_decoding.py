@@ -12,7 +12,7 @@ from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder
 from rlhf_host.models.heads import Head
 from rlhf_host.models.layouts import Layout, padded_layout, to_device
 from rlhf_host.models.pictures import Sight, features_of, inputs
-from rlhf_host.records.pictures import images_of
+from rlhf_host.records.pictures import shown_in
 
 
 class _Prompts:
@@ -25,8 +25,8 @@ class _Prompts:
 
     def inputs(self, prompts: Sequence[Sequence[int]]) -> tuple[dict[str, Any], Tensor]:
         """Returns the arguments for the model, and the prompts' deltas."""
-        images = [images_of(prompt) for prompt in prompts]
-        seen = self._sight.see([picture for own in images for picture in own])
+        images = [shown_in(prompt) for prompt in prompts]
+        seen = self._sight.see([picture for own in images for _, picture in own])
         bare = padded_layout(prompts, torch.zeros(0, dtype=torch.int64), [0] * len(prompts))
         layout = to_device(self._sight.placed(bare, images, seen=seen), self._device)
         features = features_of(self._sight.base, seen, self._device)

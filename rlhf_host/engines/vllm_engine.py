@@ -325,7 +325,7 @@ class VLLMEngine:
             return self._prompt(list(request.token_ids), cache_salt=salt)
         if self._processor is None:
             raise UserError("engine vllm: the model has no processor for pictures")
-        ids = self._processor.collapse(request.token_ids, images)
+        ids = self._processor.collapse(request.token_ids, images, getattr(request.token_ids, "begins", ()))
         prompt: dict[str, Any] = {"prompt_token_ids": ids, "multi_modal_data": {"image": [each.load() for each in images]}}
         if salt is not None:  # features of older weights have other names
             prompt |= {"cache_salt": salt, "multi_modal_uuids": {"image": [f"{each.key}-{salt}" for each in images]}}

@@ -40,7 +40,7 @@ from rlhf_host.models.pictures import inputs as pictured_inputs
 from rlhf_host.models.slices import Slices
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
 from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Tensors, Use
-from rlhf_host.records.pictures import Picture
+from rlhf_host.records.pictures import Shown
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
@@ -224,7 +224,7 @@ class Passes:
         self,
         prompt_ids: Sequence[Sequence[int]],
         group_id: Sequence[int] | None,
-        images: Sequence[Sequence[Picture]] | None = None,
+        images: Sequence[Sequence[Shown]] | None = None,
     ) -> list[int]:
         """Returns as ``sharing_of``, where prompts may be shared; else every row has its own."""
         return [*range(len(prompt_ids))] if self.shared_prefix == "off" else sharing_of(prompt_ids, group_id, images)
@@ -268,7 +268,7 @@ class Passes:
         outputs: frozenset[str] = frozenset({"logprobs"}),
         entropy_grad: bool = False,
         others: Mapping[str, TopK] | None = None,
-        images: Sequence[Sequence[Picture]] | None = None,
+        images: Sequence[Sequence[Shown]] | None = None,
     ) -> Outputs:
         """Returns the requested ``outputs``, as far as the model's head has them: ``logprobs``, ``entropy`` and ``logits`` for
         a language model; ``values``, ``scores``, ``token_scores`` and ``bootstrap`` for a scalar head. Others are None. Outputs
@@ -285,7 +285,8 @@ class Passes:
             temperature: divides the logits before the softmax.
             entropy_grad: gradients flow through the entropy.
             others: role → tokens whose log-probabilities under this model are compared with that role's: ``Outputs.others``.
-            images: the pictures of each row, prompt and completion, in the order of their tokens; None: no rank has any.
+            images: the pictures of each row, prompt and completion, in the order of their tokens, each after a place before
+                which these are not; None: no rank has any.
 
         Returns:
             ``[B, T]`` float32 (``OF_ROWS``: ``[B]``, ``logits [B, T, V]``) on the model's device, 0 outside
@@ -331,7 +332,7 @@ class Passes:
         group_id: Tensor | None = None,
         *,
         temperature: float = 1.0,
-        images: Sequence[Sequence[Picture]] | None = None,
+        images: Sequence[Sequence[Shown]] | None = None,
     ) -> TopK:
         """Returns the ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as
         ``forward``.
@@ -356,7 +357,7 @@ class Passes:
         group_id: Tensor | None,
         temperature: float,
         whole: bool,
-        images: Sequence[Sequence[Picture]] | None,
+        images: Sequence[Sequence[Shown]] | None,
     ) -> Line | None:
         """Returns the rows in the layout with the least to compute; None without rows. ``whole``: with each row's last token."""
         if temperature <= 0:
@@ -376,7 +377,7 @@ class Passes:
         assert self._verdict is not None
         place = prompts_see = None
         if images is not None:
-            seen = self.sight.see([picture for row in images for picture in row])
+            seen = self.sight.see([picture for row in images for _, picture in row])
             prompts_see = [first_pictures(ids, own, seen) for ids, own in zip(prompt_ids, images, strict=True)]
             place = partial(self.sight.placed, seen=seen)
         sharing = self._share(prompt_ids, None if group_id is None else group_id.tolist(), prompts_see)

@@ -20,12 +20,10 @@ from torch import Tensor
 from rlhf_host.data.processor import Processor
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.layouts import Layout, Places, rows_in
-from rlhf_host.records.pictures import Picture, pillow, place_of, png
+from rlhf_host.records.pictures import Picture, Shown, pillow, place_of, png
 
 TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names under which models take 1 at placeholders of pictures and 0 at other tokens."""
-
-
 _UNUSED = ("last_hidden_state", "hidden_states", "attentions")
 """What a tower returns beside features."""
 
@@ -107,21 +105,21 @@ class Sight:
         starts = [0, *itertools.accumulate(list(own).count(self.placeholder) for own in tokens)]
         return Seen(self.reader.tensors(list(numbers)), numbers, tokens, starts, self.placeholder)
 
-    def placed(self, layout: Layout, images: Sequence[Sequence[Picture]], *, seen: Seen) -> Layout:
+    def placed(self, layout: Layout, images: Sequence[Sequence[Shown]], *, seen: Seen) -> Layout:
         """Returns the layout with the places of its rows' pictures, and with positions where the model has its own.
 
         Args:
-            images: the pictures of each row, in order.
+            images: the pictures of each row, in order, each after a place before which its tokens are not.
 
         Raises:
             RunError: a row's tokens do not have as many placeholders as its pictures need.
         """
         return _placed(layout, images, seen, self.base)
 
-    def by_itself(self, layout: Layout, images: Sequence[Picture], *, seen: Seen) -> Layout:
+    def by_itself(self, layout: Layout, images: Sequence[Shown], *, seen: Seen) -> Layout:
         """Returns the layout of one row that the model computes as plain transformers does, pictures and positions included."""
         types = (layout.input_ids == seen.placeholder).int()
-        alone = self.reader.tensors(images) if images else {}
+        alone = self.reader.tensors([picture for _, picture in images]) if images else {}
         alone = {**alone, "attention_mask": torch.ones_like(layout.input_ids)}
         return replace(layout, pictures=Places(seen, torch.zeros(0, dtype=torch.int64), types, alone))
 
@@ -140,7 +138,7 @@ def noise(seed: int) -> Picture:
     return Picture.of_bytes(png(pillow().fromarray(colours.numpy())))
 
 
-def _placed(layout: Layout, images: Sequence[Sequence[Picture]], seen: Seen, base: Any) -> Layout:
+def _placed(layout: Layout, images: Sequence[Sequence[Shown]], seen: Seen, base: Any) -> Layout:
     rows = rows_in(layout)
     width = layout.input_ids.shape[1] if layout.rows is None else layout.rows.length
     table = torch.full((len(rows), width), -1)
@@ -158,18 +156,18 @@ def _placed(layout: Layout, images: Sequence[Sequence[Picture]], seen: Seen, bas
     return replace(layout, position_ids=layout.position_ids if counted else axes, pictures=places)
 
 
-def first_pictures(ids: Sequence[int], images: Sequence[Picture], seen: Seen) -> Sequence[Picture]:
+def first_pictures(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> Sequence[Shown]:
     """Returns those of a row's pictures whose tokens are in its beginning ``ids``."""
     return images[: len(_places(ids, images, seen))]
 
 
-def _places(ids: Sequence[int], images: Sequence[Picture], seen: Seen) -> list[int]:
+def _places(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> list[int]:
     """Returns where the tokens of each picture begin, up to the first that is not there."""
     places: list[int] = []
     begin = 0
-    for picture in images:
+    for earliest, picture in images:
         own = seen.tokens[seen.numbers[picture]]
-        if (place := place_of(ids, own, begin)) is None:
+        if (place := place_of(ids, own, max(begin, earliest))) is None:
             break
         places.append(place)
         begin = place + len(own)
@@ -231,7 +229,7 @@ def _adds_up(values: Sequence[Any], total: int) -> bool:
     return all(isinstance(each, Tensor) for each in values) and sum(each.numel() // each.shape[-1] for each in values) == total
 
 
-def _features(ids: Sequence[int], images: Sequence[Picture], seen: Seen, row: int) -> Tensor:
+def _features(ids: Sequence[int], images: Sequence[Shown], seen: Seen, row: int) -> Tensor:
     """Returns ``[L]``: the feature of each token, -1 at others. A placeholder that the policy itself sampled, or an agent wrote,
     stands for no picture; its feature is the last one, beyond those of pictures.
     """
@@ -241,10 +239,10 @@ def _features(ids: Sequence[int], images: Sequence[Picture], seen: Seen, row: in
     if len(places) < len(images):
         number = len(places)
         raise RunError(
-            f"row {row} has {len(images)} pictures, and the {len(seen.tokens[seen.numbers[images[number]]])} tokens of picture"
+            f"row {row} has {len(images)} pictures, and the {len(seen.tokens[seen.numbers[images[number][1]]])} tokens of picture"
             f" {number + 1} are not in it: rows keep the tokens of their pictures whole"
         )
-    for place, picture in zip(places, images, strict=True):
+    for place, (_, picture) in zip(places, images, strict=True):
         number = seen.numbers[picture]
         own = tokens[place : place + len(seen.tokens[number])]
         at = place + (own == seen.placeholder).nonzero().squeeze(-1)
@@ -252,12 +250,12 @@ def _features(ids: Sequence[int], images: Sequence[Picture], seen: Seen, row: in
     return features
 
 
-def _positions(base: Any, ids: Sequence[int], images: Sequence[Picture], features: Tensor, seen: Seen) -> Tensor | None:
+def _positions(base: Any, ids: Sequence[int], images: Sequence[Shown], features: Tensor, seen: Seen) -> Tensor | None:
     """Returns ``[3, L]``: a row's positions by the model's own function; None: they count up."""
     find = getattr(base, "get_rope_index", None)
     if find is None or not images:
         return None
-    numbers = [seen.numbers[picture] for picture in images]
+    numbers = [seen.numbers[picture] for _, picture in images]
     takes = inspect.signature(find).parameters
     given = {name: value[numbers] for name, value in seen.tensors.items() if name in takes and len(value) == len(seen.numbers)}
     types = ((features >= 0) & (features < seen.starts[-1])).int()[None]

@@ -22,7 +22,7 @@ from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
 from rlhf_host.models.loading import context_length
 from rlhf_host.models.pictures import Sight, noise
-from rlhf_host.records.pictures import Picture
+from rlhf_host.records.pictures import Shown
 
 EXACT = 1e-4
 """Largest relative distance of a position's hidden state, if everything is computed in 32 bits."""
@@ -75,7 +75,7 @@ class Sample:
     completions: Tensor
     lengths: list[int]
     sharing: list[int] = field(default_factory=lambda: [0, 0, 1, 2])
-    images: list[list[Picture]] | None = None
+    images: list[list[Shown]] | None = None
     """The pictures of each row."""
     sight: Sight | None = None
 
@@ -99,7 +99,7 @@ class Sample:
         first, second = [first[0], *tokens[one], *first[1:]], [*tokens[two], *second[:1], *tokens[one], *second[1:]]
         parts = [sight.words(part.tolist()) for part in self.parts()]
         parts[1] = [*parts[1][:1], *tokens[two], *parts[1][1:], 1]
-        images = [[one], [one, two], [two, one], []]
+        images = [[(0, picture) for picture in row] for row in ([one], [one, two], [two, one], [])]
         completions = torch.tensor([token for part in parts for token in part])
         return Sample([first, first, second, third], completions, [len(part) for part in parts], self.sharing, images, sight)
 
@@ -115,7 +115,7 @@ class Sample:
         """Returns a row's own layout in the form that the model computes by itself."""
         if self.sight is None or self.images is None:
             return layout
-        return self.sight.by_itself(layout, self.images[row], seen=self.sight.see(self.images[row]))
+        return self.sight.by_itself(layout, self.images[row], seen=self.sight.see([picture for _, picture in self.images[row]]))
 
     def padded(self) -> Layout:
         return self._placed(padded_layout(self.prompt_ids, self.completions, self.lengths))
@@ -126,7 +126,7 @@ class Sample:
     def _placed(self, layout: Layout) -> Layout:
         if self.sight is None or self.images is None:
             return layout
-        return self.sight.placed(layout, self.images, seen=self.sight.see([each for row in self.images for each in row]))
+        return self.sight.placed(layout, self.images, seen=self.sight.see([each for row in self.images for _, each in row]))
 
 
 def random_text(config: Any, length: int, generator: torch.Generator) -> list[int]:
@@ -231,7 +231,7 @@ def _refuse_other_sight(hidden: Callable[[Layout], Tensor], sample: Sample, rows
         raise UserError(
             f"pictures of {name} cannot be used here: with them it sees later tokens, so it is no causal language model"
         )
-    seen = sample.sight.see([each for row in sample.images for each in row])  # a tower may mix the pictures of a pass
+    seen = sample.sight.see([each for row in sample.images for _, each in row])  # a tower may mix the pictures of a pass
     for number, expected in enumerate(rows):
         own = sample.images[number]
         layout = padded_layout([sample.prompt_ids[number]], sample.parts()[number], [sample.lengths[number]])

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from rlhf_host.records.generations import FinishReason, Generation, Sampling
@@ -203,6 +204,13 @@ class Trajectory:
     def images(self) -> tuple[Picture, ...]:
         """The pictures of all segments, in the order of their tokens."""
         return tuple(picture for segment in self.segments for picture in segment.images)
+
+    @property
+    def shown(self) -> tuple[tuple[int, Picture], ...]:
+        """The same, each with the place where its segment begins."""
+        begins = accumulate((len(segment.token_ids) for segment in self.segments), initial=0)
+        parts = zip(begins, self.segments, strict=False)
+        return tuple((begin, picture) for begin, segment in parts for picture in segment.images)
 
     @property
     def completion(self) -> list[Segment]:

@@ -9,15 +9,19 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 from urllib.parse import unquote
 
 from rlhf_host.errors import UserError
 
+MARK = "<image>"
+"""Text that stands for a picture in prompts of rows with a column of pictures, as in verl's and LLaVA's data."""
 PARTS = ("image", "image_url", "input_image")
 """Types of parts of a message that are pictures, as in transformers' chat templates and in OpenAI's API."""
 _KEY = 32  # letters of a sha256
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # of EXIF
+_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+"""Modes of Pillow that PNG files have."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, EOFError, IndexError)
 """What Pillow raises for files that are cut or damaged."""
 
@@ -52,12 +56,13 @@ class Picture:
     def of_uri(cls, uri: str) -> Picture:
         """Returns the picture of a data URI (RFC 2397). Raises ``UserError`` for one that cannot be read, and for other texts."""
         head, comma, body = uri.partition(",")
-        try:
-            data = base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote(body).encode("latin-1")
-        except (binascii.Error, ValueError):
-            comma = ""
-        if not comma or not head.startswith("data:"):
+        if not comma or not head.lower().startswith("data:"):
             raise UserError(f"it is no data URI of a picture: {uri[:40]!r}")
+        try:
+            base = head.lower().endswith(";base64")
+            data = base64.b64decode("".join(body.split()), validate=True) if base else unquote(body).encode("latin-1")
+        except (binascii.Error, ValueError) as error:
+            raise UserError(f"a data URI that cannot be read: {error}: {uri[:40]!r}") from error
         return cls.of_bytes(data)
 
     def read(self) -> bytes:
@@ -74,14 +79,14 @@ class Picture:
         return data
 
     def load(self) -> Any:
-        """Returns the picture as a ``PIL.Image`` in RGB, upright."""
+        """Returns the picture as a ``PIL.Image`` in RGB, upright, on white where it is transparent."""
         from PIL import ImageOps
 
         data = self.read()
         image = _open(data)
         _decode(image, len(data))
         ImageOps.exif_transpose(image, in_place=True)
-        return image.convert("RGB")
+        return _in_colours(image)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process may not have the file, so the bytes travel; once, however many rows of a message have it."""
@@ -96,10 +101,12 @@ class Pictured(tuple[int, ...]):
 
     images: tuple[Picture, ...]
     """In the order of their tokens."""
+    begins: tuple[int, ...]
+    """For each, a place before which its tokens are not: where the part begins that brought it."""
 
-    def __new__(cls, token_ids: Iterable[int], images: Sequence[Picture]) -> Pictured:
+    def __new__(cls, token_ids: Iterable[int], images: Sequence[Picture], begins: Sequence[int] = ()) -> Pictured:
         made = super().__new__(cls, token_ids)
-        made.images = tuple(images)
+        made.images, made.begins = tuple(images), tuple(begins) or (0,) * len(images)
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -112,17 +119,22 @@ class Pictured(tuple[int, ...]):
         return hash((tuple(self), self.images))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pictured, (tuple(self), self.images)
+        return Pictured, (tuple(self), self.images, self.begins)
 
 
-def with_images(token_ids: Sequence[int], images: Sequence[Picture]) -> Sequence[int]:
+def with_images(token_ids: Sequence[int], shown: Sequence[Shown]) -> Sequence[int]:
     """Returns tokens with pictures; the tokens themselves if there are none."""
-    return Pictured(token_ids, images) if images else token_ids
+    return Pictured(token_ids, [picture for _, picture in shown], [begin for begin, _ in shown]) if shown else token_ids
 
 
 def images_of(token_ids: object) -> tuple[Picture, ...]:
     """Returns the pictures of a prompt's tokens."""
     return token_ids.images if isinstance(token_ids, Pictured) else ()
+
+
+def shown_in(token_ids: object) -> list[Shown]:
+    """Returns the pictures of a prompt's tokens, each with the place where its part begins."""
+    return list(zip(token_ids.begins, token_ids.images, strict=True)) if isinstance(token_ids, Pictured) else []
 
 
 def place_of(token_ids: Sequence[int], own: Sequence[int], begin: int = 0) -> int | None:
@@ -132,6 +144,10 @@ def place_of(token_ids: Sequence[int], own: Sequence[int], begin: int = 0) -> in
         if token_ids[at] == own[0] and list(token_ids[at : at + len(own)]) == wanted:
             return at
     return None
+
+
+Shown: TypeAlias = tuple[int, Picture]
+"""A picture, after a place before which its tokens are not. Tokens that the policy sampled may look like a picture's."""
 
 
 def pictures_in(messages: str | Iterable[Mapping[str, Any]]) -> tuple[Picture, ...]:
@@ -154,10 +170,29 @@ def is_picture(part: Any) -> bool:
 
 
 def png(image: Any) -> bytes:
-    """Returns a ``PIL.Image`` as the bytes of a PNG file."""
+    """Returns a ``PIL.Image`` as the bytes of a PNG file, upright. Raises ``UserError`` for one that has no such form."""
+    from PIL import ImageOps
+
     file = io.BytesIO()
-    image.save(file, "PNG")
+    try:
+        upright = ImageOps.exif_transpose(image)
+        kept = upright if upright.mode in _PNG else upright.convert("RGBA" if upright.mode in ("PA", "La", "RGBa") else "RGB")
+        kept.save(file, "PNG")
+    except _UNREADABLE as error:
+        size = f"{image.width}×{image.height} pixels"
+        raise UserError(f"a picture of the mode {image.mode} and {size} cannot be used: {error}") from error
     return file.getvalue()
+
+
+def _in_colours(image: Any) -> Any:
+    """Returns a picture in RGB."""
+    if image.mode.startswith("I"):  # of 16 bits: Pillow would cut what is above 255
+        image = image.point(lambda value: value / 256).convert("L")
+    if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
+        above = image.convert("RGBA")
+        image = pillow().new("RGBA", above.size, (255, 255, 255, 255))
+        image.alpha_composite(above)
+    return image.convert("RGB")
 
 
 def format_of(data: bytes) -> str:
@@ -178,6 +213,8 @@ def _size(data: bytes) -> tuple[int, int]:
     """Returns width and height of a picture that can be read to its end."""
     image = _open(data)
     width, height = image.size
+    if (frames := getattr(image, "n_frames", 1)) > 1:
+        raise UserError(f"{len(data):,} bytes have {frames} pictures, and one is wanted: it moves, or has pages")
     image.draft("RGB", (1, 1))  # a JPEG file is decoded small, which finds a cut one as well
     _decode(image, len(data))
     turned = image.getexif().get(_ORIENTATION, 1) in _SIDEWAYS

@@ -22,7 +22,7 @@ from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Episode, EpisodeFailed, Generation, Message, Segment, Trajectory
 from rlhf_host.records.messages import Reply
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.records.pictures import Picture, images_of, pictures_in
+from rlhf_host.records.pictures import Picture, Shown, images_of, pictures_in
 
 Why = Literal["root", "extend", "edited", "tools", "template"]
 """Reason for a call's position: it follows another (``extend``), or it is a root, because nothing matches (``root``), a message
@@ -123,7 +123,12 @@ class Call:
     @property
     def prompt_images(self) -> tuple[Picture, ...]:
         """The pictures of ``prompt_ids``."""
-        return tuple(picture for call in self.line for picture in call.images)
+        return tuple(picture for _, picture in self.prompt_shown)
+
+    @property
+    def prompt_shown(self) -> list[Shown]:
+        """The same, each with the place where its part begins."""
+        return [(call.begins - len(call.added), picture) for call in self.line for picture in call.images]
 
 
 class Tree:

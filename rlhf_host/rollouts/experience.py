@@ -73,7 +73,7 @@ def make_experience(
         step=step,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
-        images=images if any(images := [row.images for row in rows]) else None,
+        images=images if any(images := [row.shown for row in rows]) else None,
         trajectories=rows,
     )
 

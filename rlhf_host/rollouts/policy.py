@@ -15,12 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlhf_host.data.codec import ChatCodec, with_pictures
+from rlhf_host.data.processor import Processor
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Server, ServerSession
 from rlhf_host.records.endpoints import Endpoint
 from rlhf_host.records.episodes import Episode, Generation, Message, NoRoom, SampleKey, Sampling, Task, Trajectory
 from rlhf_host.records.messages import Reply
-from rlhf_host.records.pictures import images_of, with_images
+from rlhf_host.records.pictures import Pictured, images_of, with_images
 from rlhf_host.records.sampling import misfit
 from rlhf_host.rollouts.conversation import Call, Plan, Tree
 from rlhf_host.rollouts.episode_settings import EpisodeSettings
@@ -149,9 +150,23 @@ class EpisodePolicy:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling | None = None) -> Generation:
         if problem := "there are none" if not len(token_ids) else foreign(token_ids, self.vocabulary):
             raise ValueError(f"token_ids: {problem}")
-        call = await self.answer(self.tree.plan_ids(token_ids), sampling)
+        call = await self.answer(self.tree.plan_ids(self._with_sight(token_ids)), sampling)
         assert call.generation is not None
         return call.generation
+
+    def _with_sight(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Returns tokens that begin with the task's prompt with the pictures of this. Raises ``ValueError`` for other tokens of
+        pictures without pictures.
+        """
+        task = self.episode.task
+        if isinstance(token_ids, Pictured) or not task.images:
+            return token_ids
+        prompt = list(task.prompt_ids or ())
+        if prompt and list(token_ids[: len(prompt)]) == prompt:
+            return Pictured(token_ids, task.images)
+        if Processor.beside(self.tokenizer).placeholder in token_ids:
+            raise ValueError("token_ids: they have tokens of pictures, and no pictures: give rlhf_host.Pictured(ids, images)")
+        return token_ids
 
     async def chat(
         self,
@@ -196,7 +211,7 @@ class EpisodePolicy:
                 raise ValueError(problem)
             chosen = _within(sampling, chosen, train=self.trainable and self.episode.split == "train")
         call = self.tree.begin(plan)
-        prompt = with_images(call.prompt_ids, call.prompt_images)
+        prompt = with_images(call.prompt_ids, call.prompt_shown)
         try:
             with self.expected.asking() if self.expected is not None else nullcontext():
                 answer = await self.host.generate(prompt, chosen, key or self._key(prompt))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlhf_host.directories import cache_directory, content_hash, fill_cache
 from rlhf_host.errors import RunError
-from rlhf_host.records.pictures import Picture
+from rlhf_host.records.pictures import Shown
 from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import Batch
 
@@ -101,17 +101,17 @@ def _hashes(directory: Path) -> dict[str, str]:
     return {name: content_hash([directory / name]) for name in ("index.npy", "values")}
 
 
-def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int], Sequence[Picture]]]:
+def _rows(batch: Batch) -> Iterator[tuple[Sequence[int], list[int], Sequence[Shown]]]:
     """Yields prompt and completion of each row, as ids, and its pictures."""
     completions = Rows.of(batch.completion_mask).each(batch.completion_ids)
     for row, (prompt, ids) in enumerate(zip(batch.prompt_ids, completions, strict=True)):
         yield prompt, ids.tolist(), batch.images[row] if batch.images is not None else ()
 
 
-def _digest(prompt: Sequence[int], completion: Sequence[int], images: Sequence[Picture]) -> tuple[int, int]:
+def _digest(prompt: Sequence[int], completion: Sequence[int], images: Sequence[Shown]) -> tuple[int, int]:
     digest = hashlib.blake2b(struct.pack("<q", len(prompt)), digest_size=16)
     digest.update(array("i", prompt).tobytes())
     digest.update(array("i", completion).tobytes())
-    digest.update("".join(picture.key for picture in images).encode())
+    digest.update("".join(picture.key for _, picture in images).encode())
     first, second = struct.unpack("<QQ", digest.digest())
     return first, second

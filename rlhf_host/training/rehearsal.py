@@ -105,8 +105,11 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> li
         if model is None:
             lines.append(f"role {need.name}: {role.model} cannot be checked before its weights are loaded")
             continue
-        if pictured:
-            base_of(model)
+        if pictured and (need.trainable or need.head == "lm"):  # a reward model may be asked texts alone
+            try:
+                base_of(model)
+            except UserError as error:
+                raise UserError(f"role {need.name}, {role.model}: {error}; give it a model that sees") from error
         if need.trainable:
             balance_of(model, role.router_aux_loss_coef)
         if need.name not in views:

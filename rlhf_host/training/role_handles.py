@@ -85,5 +85,5 @@ def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch
         sampler_logprobs=torch.zeros(shape),
         versions=torch.zeros(shape, dtype=torch.int64),
         temperature=temperature,
-        images=images if any(images := [row.images for row in trajectories]) else None,
+        images=images if any(images := [row.shown for row in trajectories]) else None,
     )

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import pickle
+import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -82,7 +83,7 @@ def test_tokens_of_prompts_are_those_of_the_whole_processor(models, pictures, tm
 
 def test_a_placeholder_in_a_text_is_not_a_picture(models, pictures, tmp_path):
     data = written(tmp_path / "d.jsonl", {"prompt": "<|image_pad|> which?", "images": ["0.png"], "answer": "a"})
-    with pytest.raises(UserError, match=r"d.jsonl:1: 1 pictures, and the text has '<\|image_pad\|>' 2 times"):
+    with pytest.raises(UserError, match=r"d.jsonl:1: 1 pictures?, and the text has '<\|image_pad\|>' 2 times"):
         tasks_of(models["qwen"], data)
 
 
@@ -130,7 +131,7 @@ def test_a_picture_lies_as_people_see_it(tmp_path):
         ("gone.png", "gone.png: No such file"),
         ("https://example.org/a.png", "not fetched from there: give its path"),
         (b"text", "4 bytes are no picture"),
-        ("data:image/png;base64,@@", "no data URI"),
+        ("data:image/png;base64,@@", "a data URI that cannot be read"),
         (3, "an int"),
         ({"width": 3}, "none of bytes, path and url"),
     ],
@@ -169,9 +170,9 @@ def test_a_picture_travels_once_with_its_content(pictures):
 def test_places_and_pictures_must_be_as_many(pictures):
     content = [{"type": "image"}, TEXT]
     for given in ([], pictures[:2]):
-        with pytest.raises(UserError, match=f"{len(given)} pictures, and 1 places"):
+        with pytest.raises(UserError, match=f"{len(given)} pictures?, and 1 place for pictures"):
             as_messages([{"role": "user", "content": content}], given)
-    with pytest.raises(UserError, match="1 pictures, and 2 places"):
+    with pytest.raises(UserError, match="1 picture, and 2 places"):
         as_messages("<image> and <image>", pictures[:1])
     [message] = as_messages("what?", pictures[:2])
     assert [part["type"] for part in message["content"]] == ["image", "image", "text"]
@@ -310,3 +311,106 @@ def test_rows_of_tokens_refuse_pictures(models, pictures, tmp_path):
     data = written(tmp_path / "d.jsonl", {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "images": ["0.png"]})
     with pytest.raises(UserError, match=r"d.jsonl:1: a row of tokens cannot have pictures"):
         load_units(data, kind="prompt_completion", split="train", tokenizer=AutoTokenizer.from_pretrained(models["qwen"]))
+
+
+def user(*parts) -> list[dict]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "<image>which?", "picture": "0.png"}, r"the text has '<image>', and no picture for it: name the column"),
+        ({"prompt": "<|image_pad|>which?"}, r"the text has '<\|image_pad\|>', and no picture"),
+        (
+            {"prompt": user({"type": "image", "image": "0.png"}, TEXT), "images": ["1.png"]},
+            "the messages have 1 picture of their own, and beside them there is 1 picture of another content",
+        ),
+    ],
+)
+def test_texts_and_pictures_that_do_not_belong_together_are_refused(models, pictures, tmp_path, row, reason):
+    with pytest.raises(UserError, match=rf"d.jsonl:1: {reason}"):
+        tasks_of(models["qwen"], written(tmp_path / "d.jsonl", {**row, "answer": "a"}))
+
+
+def test_a_column_that_repeats_the_messages_pictures_adds_none(models, pictures, tmp_path):
+    row = {"prompt": user({"type": "image", "image": "0.png"}, TEXT), "images": ["0.png"], "answer": "a"}
+    _, [task] = tasks_of(models["qwen"], written(tmp_path / "d.jsonl", row))
+    assert task.images == (picture_of(pictures[0]),)
+
+
+def test_an_answer_that_would_learn_a_placeholder_is_refused(models, pictures, tmp_path):
+    for name, text in (("qwen", "a <|image_pad|>"), ("idefics", "a <image> b")):
+        row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}], "images": ["0.png"]}
+        with pytest.raises(UserError, match=r"d.jsonl:1: .*(pictures?, and the text has|no picture for it)"):
+            load_units(
+                written(tmp_path / "d.jsonl", row),
+                kind="prompt_completion",
+                split="train",
+                tokenizer=AutoTokenizer.from_pretrained(models[name]),
+            )
+
+
+def test_stored_rows_are_read_anew_where_pictures_or_the_processor_differ(models, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("rlhf_host.data.unit_store.MOST_IN_MEMORY", 1)
+    model = tmp_path / "model"
+    shutil.copytree(models["qwen"], model)
+
+    def read(place: Path):
+        monkeypatch.chdir(place)
+        data = DataConfig(sources=[DataSource(path="x.jsonl")])
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        return load_units(data, kind="prompt_completion", split="train", tokenizer=tokenizer).sources["x"][0].rows[0]
+
+    for number, name in enumerate("ab"):
+        (tmp_path / name).mkdir()
+        seeing.noise(tmp_path / name / "0.png", (56, 42), number)
+        written(tmp_path / name / "x.jsonl", {"prompt": "q", "completion": "a", "images": ["0.png"]})
+    first, second = read(tmp_path / "a"), read(tmp_path / "b")
+    assert first.images[0].path == str(tmp_path / "a" / "0.png")
+    assert second.images[0].path == str(tmp_path / "b" / "0.png")
+    assert first.images != second.images
+    seeing.noise(tmp_path / "a" / "0.png", (28, 70), 5)
+    assert len(read(tmp_path / "a").prompt_ids) != len(first.prompt_ids), "the file has another picture now"
+    settings = json.loads((model / "preprocessor_config.json").read_text())
+    settings["size"]["shortest_edge"] = 56 * 56 * 4
+    (model / "preprocessor_config.json").write_text(json.dumps(settings))
+    Processor.at.__func__.__globals__["_at"].cache_clear()
+    assert len(read(tmp_path / "b").prompt_ids) > len(second.prompt_ids)
+
+
+def test_tokens_that_look_like_a_picture_before_it_stay_text(models, pictures):
+    picture = picture_of(pictures[0])
+    processor = Processor.at(str(models["qwen"]))
+    own = list(processor.tokens(picture))
+    said = [20, *own, 21]
+    ids = [*said, 4, *own, 5]
+    collapsed = processor.collapse(ids, [picture], [len(said)])
+    assert collapsed == [*said, 4, processor.placeholder, 5]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("RGBA", 255), ("LA", 255), ("I;16", 128), ("L", 128), ("P", 0), ("CMYK", 0)])
+def test_every_mode_is_read_as_people_see_it(mode, expected):
+    image = Image.new("I;16", (4, 4), 0x8080) if mode == "I;16" else Image.new(mode, (4, 4))
+    if mode == "L":
+        image = Image.new("L", (4, 4), 128)
+    if mode == "CMYK":
+        image = Image.new("CMYK", (4, 4), (0, 0, 0, 255))
+    assert set(picture_of(image).load().tobytes()) == {expected}
+
+
+def test_moving_pictures_are_refused(tmp_path):
+    frames = [Image.new("RGB", (8, 8), (number, 0, 0)) for number in (10, 200)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    with pytest.raises(UserError, match=r"a.gif: .* have 2 pictures"):
+        picture_of(tmp_path / "a.gif")
+
+
+@pytest.mark.parametrize(
+    "text", ["~nouser/x.png", "a\0.png", "http://[x", "", base64.b64encode(b"x" * 4000).decode(), "\ud800.png"]
+)
+def test_odd_texts_in_a_column_of_pictures_are_refused_and_short(text):
+    with pytest.raises(UserError) as caught:
+        picture_of(text)
+    assert len(str(caught.value)) < 300

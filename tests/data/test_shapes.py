@@ -334,7 +334,7 @@ def test_contents_of_parts_are_texts():
     assert asked([{"prompt": [user(parts)]}]) == [HELPFUL + turn("user", "1+1") + OPENS]
     sharegpt = [{"from": "human", "value": parts}, {"from": "gpt", "value": "2"}]
     assert "⟦2" in read([{"conversations": sharegpt}])[0]
-    assert "0 pictures, and 1 places for them" in refused(asked, [{"prompt": [user([{"type": "image"}, *parts])]}])
+    assert "0 pictures, and 1 place for pictures" in refused(asked, [{"prompt": [user([{"type": "image"}, *parts])]}])
     far = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
     said_so = refused(read, [{"messages": [user([far, *parts]), said("2")]}])
     assert "pictures are not fetched from there: --data.fetch-images" in said_so

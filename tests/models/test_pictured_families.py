@@ -125,7 +125,9 @@ def outcome(name: str) -> str:
         passes.prepare(64, pictured=True)
     except UserError as error:
         return f"refused: {error}"
-    found = passes.forward(prompts, ids, mask, temperature=TEMPERATURE, images=images).logprobs
+    found = passes.forward(
+        prompts, ids, mask, temperature=TEMPERATURE, images=[[(0, each) for each in row] for row in images]
+    ).logprobs
     assert found is not None
     expected = plain(family, rows)
     assert float((found - expected)[mask].abs().max()) < 1e-4

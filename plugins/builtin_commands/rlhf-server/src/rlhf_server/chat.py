@@ -33,6 +33,8 @@ def _message(given: Any, place: str) -> Message:
     if "content" not in given and role in ("system", "user"):
         raise invalid(f"{place}.content", "missing: a text or a list of parts")
     message: Message = {"role": role, "content": _content(given.get("content"), f"{place}.content")}
+    if role == "assistant" and not isinstance(message["content"], str):
+        raise invalid(f"{place}.content", "a text: the assistant shows no pictures")
     if calls := given.get("tool_calls"):
         if not isinstance(calls, list):
             raise invalid(f"{place}.tool_calls", "a list")
@@ -56,7 +58,9 @@ def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
             parts.append(_picture(part, f"{place}[{number}].image_url"))
             continue
         if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise invalid(f"{place}[{number}]", f"a text or a picture; nothing here reads {kind or type(part).__name__}")
+            raise invalid(
+                f"{place}[{number}]", f"a text or a picture; nothing here reads parts of the type {kind or type(part).__name__}"
+            )
         text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
             raise invalid(f"{place}[{number}].text", "a text")
