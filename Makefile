@@ -164,7 +164,10 @@ learning-matrix: setup ## train every algorithm and every policy loss on the qui
 results: setup-distributed ## train the quickstart task on four runtimes and compare the curves: 15 minutes
 	$(VENV)/bin/python benchmarks/learning_curves.py
 
-recipes: setup-distributed smollm2 ## run every recipe of examples/recipes once and write their figures into the docs: under an hour
+models/shapes: | $(STAMP)
+	$(VENV)/bin/python -m rlhf_plugin_shapes.model $@ --target 0.4
+
+recipes: setup-distributed smollm2 models/shapes ## run every recipe of examples/recipes once and write their figures into the docs: under an hour
 	$(VENV)/bin/python scripts/recipes.py
 
 clean: ## remove .venv and what builds and tools leave behind

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring.models import write_tiny_model
+from rlhf_plugin_shapes.model import make_model
 
 from rlhf_host.config.check import check
 from rlhf_host.config.flags import parse
@@ -22,6 +23,7 @@ from rlhf_host.config.resolve import merge_needs, resolve
 ROOT = Path(__file__).parents[2]
 SIZES = ("0.5B", "7B", "70B")
 MODEL = "models/SmolLM2-135M-Instruct"
+SEES = "models/shapes"
 CHAT = (
     "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] + '<eos>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
@@ -42,11 +44,14 @@ def script():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A working directory where the model of the recipes is a tiny one. Its tokens are characters, so it needs more of them."""
+    """A working directory where the model of the recipes is a tiny one. Its tokens are characters, so it needs more of them. The
+    model that sees pictures is not trained.
+    """
     folder = tmp_path_factory.mktemp("recipes")
     config = write_tiny_model(folder / MODEL) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))
     (folder / MODEL / "chat_template.jinja").write_text(CHAT)
+    make_model(folder / SEES)
     return folder
 
 
@@ -66,7 +71,7 @@ def test_a_recipe_is_whole(name, script):
     config, warnings = configured(name)
     assert not warnings
     assert config.run_dir == f"runs/recipes/{name}"
-    assert config.roles["actor"].model in {MODEL, *(f"runs/recipes/{before}/model" for before in recipes())}
+    assert config.roles["actor"].model in {MODEL, SEES, *(f"runs/recipes/{before}/model" for before in recipes())}
     assert (config.train.steps or 0) <= 30
     expected = script.Recipe(name, recipes()[name]).expected
     assert expected
@@ -82,7 +87,7 @@ def test_the_flags_for_larger_models_are_right(name):
     for size in SIZES:
         (flags,) = head[size]
         config, _ = configured(name, shlex.split(flags))
-        assert config.roles["actor"].model not in (MODEL, None)
+        assert config.roles["actor"].model not in (MODEL, SEES, None)
         assert config.train.autocast == "bfloat16"
         if size == "7B":
             assert (config.runtime.name, config.backend.name) == ("ray", "deepspeed")

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
+from PIL import Image
+from rlhf_plugin_shapes.model import make_model
+from rlhf_plugin_shapes.rows import write_rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlhf_host.plugins.catalogue import offered
@@ -20,6 +23,7 @@ from rlhf_host.plugins.catalogue import offered
 from .conftest import DOCS, PAGES, ROOT, blocks, commands
 
 TRANSCRIPT = DOCS / "trial.md"  # written by a script that ran it
+PICTURES = DOCS / "pictures.md"
 WRITTEN = [page for page in PAGES if page != TRANSCRIPT]
 PLACEHOLDER = re.compile(r"^(?:[A-Z][A-Z_]*|\.\.\.|D)$")
 JUST_WRITTEN = {
@@ -48,12 +52,14 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
     scores = tmp_path_factory.mktemp("reward_model")
     AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1, dtype="auto").save_pretrained(scores)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(scores)
+    sees = make_model(tmp_path_factory.mktemp("sees"))
     for page in WRITTEN:
         for words in commands(page):
             for flag, value in pairwise(words):
                 if flag.endswith(".model") and not PLACEHOLDER.match(value) and not (folder / value).exists():
                     (folder / value).parent.mkdir(parents=True, exist_ok=True)
-                    (folder / value).symlink_to(scores if flag == "--reward-model.model" else tiny_model)
+                    model = scores if flag == "--reward-model.model" else sees if page == PICTURES else tiny_model
+                    (folder / value).symlink_to(model)
                 elif flag.endswith("data") and (path := value.partition("@")[0]).endswith(".jsonl"):
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(prompts, folder / path)
@@ -65,9 +71,15 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "nemo-gym.md"),
         *blocks(DOCS / "rewards.md"),
         *blocks(DOCS / "environments.md"),
+        *blocks(PICTURES),
     ]:
         if block.title and block.title.endswith((".yaml", ".jsonl", ".py", ".txt")):
             (folder / block.title).write_text(block.body)
+    (folder / "charts").mkdir()
+    for number in (1, 2):
+        Image.new("RGB", (56, 28 * number)).save(folder / f"charts/{number}.png")
+    for split in ("train", "eval"):
+        write_rows(folder / "rows", 4, split=split)
     other_python = folder / "verifiers-env/bin/python"
     other_python.parent.mkdir(parents=True)
     other_python.write_text(f"#!{sys.executable}\n" + FAKE_VERIFIERS.read_text())
