@@ -36,6 +36,9 @@ _PROGRAMS = {
 }
 _CALLED = {
     "reward_modeling": "reward",
+    "sft_vlm": "sft",
+    "dpo_vlm": "dpo",
+    "mpo_vlm": "dpo",
     "main_ppo": "ppo",
     "main_ppo_sync": "ppo",
     "main_ppo_v0": "ppo",
@@ -129,9 +132,10 @@ def unsupported(program: str, project: str, method: str) -> str:
 
 _INSTEAD = {
     **{
-        ("trl", name): "images are not here"
-        for name in ("sft_vlm", "dpo_vlm", "grpo_vlm", "rloo_vlm", "mpo_vlm", "online_dpo_vlm")
+        ("trl", f"{name}_vlm"): f"its data and its rewards are in its code; it is --algo {name} here, with pictures in the rows"
+        for name in ("grpo", "rloo")
     },
+    ("trl", "online_dpo_vlm"): "it is --algo online_dpo with --reward here, with pictures in the rows",
     ("trl", "orpo"): "it is --algo dpo --algo.loss orpo here",
     ("trl", "cpo"): "SimPO is --algo dpo --algo.loss sigmoid_norm with --algo.reference-free and --algo.gamma here",
     ("trl", "bco"): "pairs train with --algo dpo --algo.loss bco_pair here",

@@ -26,6 +26,7 @@ from rlhf_translate.options import (
     never,
     same,
     shown,
+    switch,
     to,
 )
 
@@ -50,6 +51,15 @@ LAUNCH: Table = {
     for name in ("runtime_env_json", "working_dir")
 }
 """Options of the other project's launcher."""
+
+
+def picture_column(option: Option, given: Given) -> Outcome:
+    """Handles the name of the column with pictures."""
+    known = "pictures are read from the columns image and images"
+    return same(known) if option.is_off or option.value in ("image", "images") else lost(f"{known}: rename it in the data")
+
+
+frozen_tower = switch({"actor.freeze": ["*visual*"]}, "the names of its weights, which some families call *vision*")
 
 
 def schedule(role: str) -> Convert:

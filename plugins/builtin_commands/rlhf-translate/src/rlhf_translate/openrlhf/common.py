@@ -6,7 +6,7 @@ import json
 import re
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, lost, same, to
-from rlhf_translate.shared import attention, schedule, sequence_parallel, sources
+from rlhf_translate.shared import attention, frozen_tower, picture_column, schedule, sequence_parallel, sources
 
 MATTERS = (
     "train.seed",
@@ -156,6 +156,8 @@ BOTH: Table = {
     "eval.split": only_written(data("eval.dataset", "eval.probs", "eval.split"), "nothing is evaluated"),
     "data.apply_chat_template": _template,
     "data.input_template": _template,
+    **dict.fromkeys(("data.image_key", "image_key"), picture_column),
+    "actor.freeze_visual_encoder": frozen_tower,
     "logger.wandb.key": _wandb,
     "logger.tensorboard_dir": lambda option, given: to({"tracker.tensorboard.name": "tensorboard"}, "in the run directory"),
 }

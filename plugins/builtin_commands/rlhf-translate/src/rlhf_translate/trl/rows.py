@@ -98,6 +98,11 @@ def _of_answers(option: Option, given: Given) -> Outcome:
     return same("only answers are trained here")
 
 
+def _of_script(option: Option, given: Given) -> Outcome:
+    """Handles ``max_length``, which TRL's script for pictures sets itself."""
+    return same("sft_vlm.py sets no limit") if "sft_vlm" in given[PROGRAM].name else _longest(option, given)
+
+
 def _older(option: Option, given: Given) -> Outcome:
     """Handles ``max_seq_length``, until 0.19."""
     return same("max_length counts") if option.is_off else _longest(option, given)
@@ -120,7 +125,7 @@ TABLE: Table = {
     "train_on_last_step_only": switch({"algo.last_step_only": True}),
     "rpo_alpha": _rpo,
     "dataset_text_field": _dataset_text,
-    "max_length": _longest,
+    "max_length": _of_script,
     "max_seq_length": _older,
     "max_prompt_length": _longest_prompt,
     "truncation_mode": _truncation,

@@ -18,7 +18,7 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import attention, rewards, sequence_parallel, sources, template_kwargs
+from rlhf_translate.shared import attention, frozen_tower, picture_column, rewards, sequence_parallel, sources, template_kwargs
 from rlhf_translate.verl import sharding
 from rlhf_translate.verl.algorithm import of_critic
 
@@ -265,6 +265,8 @@ TABLE: Table = {
     ),
     "data.truncation": _truncation,
     "data.max_prompt_length": key("data.max_prompt_tokens"),
+    "data.image_key": picture_column,
+    f"{_ACTOR}freeze_vision_tower": frozen_tower,
     "data.seed": lambda option, given: to({"seed": option.written}) if not option.is_off else same("the run's seed"),
     "data.train_max_samples": lambda option, given: (
         to({"data.max_samples": option.value}) if (option.number or -1) > 0 else same("all rows")

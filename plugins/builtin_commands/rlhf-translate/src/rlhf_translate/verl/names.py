@@ -53,6 +53,7 @@ NEEDLESS = {
     "rlhf train starts its processes itself": (
         "ray_init* ray_kwargs* trainer.ray_wait_register_center_timeout trainer.device trainer.nccl_timeout transfer_queue.*"
     ),
+    "the model's processor sizes pictures": "data.image_patch_size",
     "all columns are kept, for rewards and agents": (
         "data.return_* data.reward_fn_key data.tools_key data.multiturn.tools_key"
     ),
@@ -91,9 +92,10 @@ MISSING = {
         "*fsdp_config.ulysses_sequence_parallel_size *.ref.ulysses_sequence_parallel_size "
         "reward_model.ulysses_sequence_parallel_size *.context_parallel_size engine.ulysses_* *.fsdp.ulysses_*"
     ),
-    "images and sound": (
-        "data.image_* data.video_* data.audio_key data.mm_processor_kwargs *.freeze_vision* *limit_images* *freeze_language_model"
-    ),
+    "video and sound": "data.video_* data.audio_key",
+    "a limit for the pictures of a prompt, which has those of its row": "*limit_images*",
+    "arguments of the model's processor: write them into its preprocessor_config.json": "data.mm_processor_kwargs*",
+    "parts of a model that are not trained: --actor.freeze PATTERN": "*.freeze_vision* *freeze_language_model",
     "losses that are not here": (
         "*.policy_loss.clip_cov_* *.policy_loss.kl_cov_* *.policy_loss.ppo_kl_coef *.policy_loss.dro_beta algorithm.pf_ppo* "
         "algorithm.use_pf_ppo"

@@ -17,7 +17,7 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import FSDP, placed, rows_of, schedule, sources, warmup
+from rlhf_translate.shared import FSDP, picture_column, placed, rows_of, schedule, sources, warmup
 from rlhf_translate.verl import sharding
 from rlhf_translate.verl.models import betas, project, trackers
 
@@ -149,6 +149,7 @@ TABLE: Table = {
     "data.train_batch_size": key("train.batch_size", "rows per optimizer update, all processes together"),
     "data.max_length": key("data.max_tokens"),
     "data.truncation": _truncation,
+    "data.image_key": picture_column,
     "data.prompt_key": _prompt,
     "data.prompt_dict_keys": _prompt,
     "data.response_dict_keys": _answer,
