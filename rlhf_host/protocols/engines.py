@@ -39,7 +39,7 @@ class EngineTraits(Traits):
     adapters: bool = False
     """True if it can hold the base of a LoRA run and take adapters in place of weights (``EngineStart.adapter_rank``)."""
     images: bool = False
-    """True if it takes prompts with pictures (``records.pictures.Pictured``)."""
+    """Provisional: True if it takes prompts with pictures (``records.pictures.Pictured``)."""
 
 
 class Generator(Protocol):

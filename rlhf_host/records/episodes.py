@@ -41,8 +41,9 @@ class Task:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values from its row for the chat template."""
     images: Sequence[Any] = ()
-    """Pictures of the prompt: paths, bytes, data URIs or ``PIL.Image``. They take the places of its parts ``{"type": "image"}``,
-    or of the text ``<image>``; without either they come first. In a run they are ``Picture``, in the order of ``prompt_ids``."""
+    """Provisional: pictures of the prompt: paths, bytes, data URIs or ``PIL.Image``. They take the places of its parts
+    ``{"type": "image"}``, or of the text ``<image>``; without either they come first. In a run they are ``Picture``, in the order
+    of ``prompt_ids``."""
 
 
 OF_HOST = ("call", "ignored", "retry")
@@ -103,7 +104,7 @@ class Segment:
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Numbers per token that came with the data; they become ``batch.token_columns``."""
     images: Sequence[Picture] = ()
-    """The pictures that some of its tokens stand for, in order."""
+    """Provisional: the pictures that some of its tokens stand for, in order."""
 
 
 @dataclass(slots=True)

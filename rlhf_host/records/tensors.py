@@ -134,8 +134,8 @@ class Batch:
     extra: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """alias of a plugin → the result of its ``prepare_batch``. Tensors with ``B`` rows are sliced with the batch."""
     images: Sequence[Sequence[tuple[int, Picture]]] | None = None
-    """The pictures of each row, in the order of their tokens, each after the place where its segment begins; ``None``: no row of
-    the whole batch has any."""
+    """Provisional: the pictures of each row, in the order of their tokens, each after the place where its segment begins;
+    ``None``: no row of the whole batch has any."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
 

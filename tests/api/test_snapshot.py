@@ -64,7 +64,7 @@ def test_the_first_api_is_that_of_the_frozen_plugin(first):
 
 def test_what_no_run_executes_yet_is_described_and_promised_to_nobody(api, first, now):
     assert first == json.loads(json.dumps(api.promised(first)))
-    provisional = [("Segment", "support"), ("Task", "agent")]
+    provisional = [("Segment", "support"), ("Task", "agent"), ("Task", "images"), ("Segment", "images"), ("Batch", "images")]
     for noun, field in provisional:
         assert field in now["nouns"][noun]["fields"]
         assert field not in first["nouns"][noun]["fields"]
