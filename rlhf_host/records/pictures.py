@@ -65,6 +65,11 @@ class Picture:
             raise UserError(f"a data URI that cannot be read: {error}: {uri[:40]!r}") from error
         return cls.of_bytes(data)
 
+    def uri(self) -> str:
+        """Returns the picture as a data URI, as OpenAI's API takes it."""
+        data = self.read()
+        return f"data:image/{format_of(data)};base64,{base64.b64encode(data).decode()}"
+
     def read(self) -> bytes:
         """Returns the file's bytes. Raises ``UserError`` if the file is gone, or has another content by now."""
         if self.path is None:

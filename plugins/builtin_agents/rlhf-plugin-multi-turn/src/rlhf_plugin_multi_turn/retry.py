@@ -80,7 +80,7 @@ class Retry:
             if not state["first"]:
                 metrics["retry/later"] = float(good)  # of those whose first answer was wrong
             return Step(reward=reward, score=float(good), done=True, metrics=metrics)
-        prompt = episode.task.prompt if isinstance(episode.task.prompt, str) else str(episode.task.prompt[-1]["content"])
+        prompt = _words(episode.task.prompt if isinstance(episode.task.prompt, str) else episode.task.prompt[-1]["content"])
         return Step(self.options.feedback.replace("{prompt}", prompt).replace("{answer}", action.text))
 
 
@@ -98,3 +98,8 @@ def right(text: str, label: Any) -> bool:
 
 def _value(number: str) -> float:
     return float(number.replace(",", ""))
+
+
+def _words(content: Any) -> str:
+    """Returns the words of a content, which may have parts that are pictures."""
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)

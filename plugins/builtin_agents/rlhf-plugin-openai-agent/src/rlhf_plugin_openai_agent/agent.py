@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import AgentNeeds, Episode, EpisodeFailed, Policy, Trajectory, UserError, hookimpl, import_file
+from rlhf_host import AgentNeeds, Episode, EpisodeFailed, Picture, Policy, Trajectory, UserError, hookimpl, import_file
 from rlhf_plugin_openai_agent.process import run
 from rlhf_plugin_openai_agent.threads import in_thread
 
@@ -129,7 +129,7 @@ def _replaced(part: str, places: Mapping[str, str]) -> str:
 def _plain(episode: Episode) -> dict[str, Any]:
     task = episode.task
     return {
-        "prompt": task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt],
+        "prompt": task.prompt if isinstance(task.prompt, str) else [_as_sent(message) for message in task.prompt],
         "ground_truth": task.ground_truth,
         "metadata": dict(task.metadata),
         "source": task.source,
@@ -138,6 +138,20 @@ def _plain(episode: Episode) -> dict[str, Any]:
         "seed": episode.seed,
         "split": episode.split,
     }
+
+
+def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a message in the form of OpenAI's API: pictures are data URIs."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    parts = [
+        {"type": "image_url", "image_url": {"url": part["image"].uri()}}
+        if isinstance(part, Mapping) and isinstance(part.get("image"), Picture)
+        else part
+        for part in content
+    ]
+    return {**message, "content": parts}
 
 
 REPORT = ("reward", "score", "metrics", "final")

@@ -55,7 +55,7 @@ class RewardModel:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
         self._waiting: list[tuple[Trajectory, asyncio.Future[float]]] = []
         self._passes: asyncio.Task[None] | None = None
-        self._warned = False
+        self._warned = self._blind = False
 
     @hookimpl
     def needs(self) -> Needs:
@@ -125,6 +125,11 @@ class RewardModel:
         """Returns the trajectories in the reward model's tokens. Their common part is the prompt, which is computed once."""
         if self.options.template == "same_tokens":
             return list(trajectories)
+        if not self._blind and any(row.images for row in trajectories):
+            self._blind = True
+            log.warning(
+                "reward_model: with template %s it judges words alone: pictures are not shown to it", self.options.template
+            )
         if self.options.template == "chat":
             texts = [tokenizer.apply_chat_template(_messages(row), tokenize=False) for row in trajectories]
         else:
