@@ -46,6 +46,25 @@ class Shows:
         parts = [{"type": "text", "text": "and "}, {"type": "image", "image": image}, {"type": "text", "text": "?"}]
         return Step([{"role": "user", "content": parts}])
 '''
+TOKENS = '''"""Asks with tokens, as a program that knows nothing of pictures."""
+from pydantic import BaseModel
+from rlhf_host import hookimpl
+
+
+class Asks:
+    class Options(BaseModel):
+        pass
+
+    def __init__(self, options):
+        pass
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        ids = list(episode.task.prompt_ids)
+        answer = await policy.generate(ids)
+        await policy.generate([*ids, *answer.token_ids, 20, 21])
+        return policy.trajectories()
+'''
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
 
@@ -69,6 +88,7 @@ def place(tmp_path_factory) -> Path:
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (root / "rewards.py").write_text(REWARD)
     (root / "agents.py").write_text(AGENT)
+    (root / "tokens.py").write_text(TOKENS)
     return root
 
 
@@ -131,6 +151,16 @@ def test_an_agent_brings_pictures_in_later_turns(run, place, tmp_path):
     lines = read_jsonl(tmp_path / "run" / "trajectories" / "train-step-000001.jsonl")
     kinds = [[segment["kind"] for segment in line["segments"]] for line in lines]
     assert all(row == ["prompt", "action", "observation", "action"] for row in kinds)
+
+
+def test_tokens_of_the_tasks_prompt_keep_its_pictures(run, place, tmp_path):
+    agent = f"{place / 'tokens.py'}:Asks"
+    rows = run("run", *flags(place, "grpo", "prompts"), "--agent", agent, "--trajectories.tokens", "--train.steps", "1")
+    assert rows[0]["mismatch/max"] < 1e-5
+    [task_of] = {len(line["segments"][0].get("images", ())) == line["task"] % 3 for line in read_jsonl(
+        tmp_path / "run" / "trajectories" / "train-step-000001.jsonl"
+    )}  # fmt: skip
+    assert task_of
 
 
 @pytest.mark.slow
