@@ -26,6 +26,7 @@ _SOURCES = ("bytes", "image", "image_url", "url", "path", "base64")
 _LONGEST_PATH = 1000  # letters
 FETCH_S, MOST_BYTES = 30, 64 << 20
 """Seconds to wait for a picture of the net, and its most bytes."""
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _NET = ("http", "https", "ftp", "s3", "gs", "hf")
 
 
@@ -124,6 +125,15 @@ def _read(value: Any, origin: Origin) -> Picture:
     if isinstance(value, pillow().Image):
         return Picture.of_bytes(png(value))
     raise UserError(f"a picture is {a(type(value).__name__)}: give a path, bytes, a data URI or a PIL.Image")
+
+
+def looks_like_a_picture(value: Any) -> bool:
+    """Returns True for a value of a column that is most likely a picture, or a list of them."""
+    if isinstance(value, list | tuple):
+        return bool(value) and looks_like_a_picture(value[0])
+    if isinstance(value, Mapping):
+        return isinstance(value.get("bytes"), bytes)
+    return isinstance(value, bytes) or (isinstance(value, str) and value.lower().endswith(_SUFFIXES))
 
 
 def keep(picture: Picture) -> Picture:

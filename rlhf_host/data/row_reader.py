@@ -11,7 +11,7 @@ from rlhf_host.data.bad_rows import MISSING, BadRows, Malformed, check_text, get
 from rlhf_host.data.contents import has_pictures
 from rlhf_host.data.examples import turns_of
 from rlhf_host.data.messages import as_list, messages_of
-from rlhf_host.data.pictures import ROWS, Origin, pictured
+from rlhf_host.data.pictures import ROWS, Origin, looks_like_a_picture, pictured
 from rlhf_host.data.row_context import BESIDE, HISTORY, PICTURES, context_of, with_system
 from rlhf_host.data.row_values import text_of
 from rlhf_host.data.rows import Rows
@@ -40,6 +40,8 @@ class RowReader:
         """Column with more of the prompt, such as Alpaca's ``input``."""
         self.ignore = data.ignore
         self.origin = Origin(rows.root, kept=True, fetch=data.fetch_images)
+        self.unread: str | None = None
+        """A column that may have pictures and is not read."""
         self.bad = BadRows(rows.where, stops=data.on_bad_row == "stop")
 
     @property
@@ -130,6 +132,9 @@ class RowReader:
             if agent is not None and not isinstance(agent, str):
                 raise Malformed(f"{self.agent_key!r} must be an agent's name, not {type(agent).__name__}")
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
+        if index == 0 and not any(row.get(name) for name in PICTURES):
+            others = (key for key in row if key not in used and key not in PICTURES)
+            self.unread = next((key for key in others if looks_like_a_picture(row[key])), None)
         metadata = {
             key: value for key, value in row.items() if key not in used and not (key in PICTURES and key in self.ignore)
         }

@@ -169,7 +169,8 @@ class _SourceReader:
                 f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} given in Python ({reader.columns}){reader.skipped}",
             )
         about = f"{reader.columns}{', ' if rows.note else ''}{rows.note}"
-        return tasks, f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.skipped}"
+        line = f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.skipped}"
+        return tasks, line + _seen(tasks, reader)
 
     def _of_plugin(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
         """Returns the tasks of a plugin, which joins the run's others."""
@@ -320,6 +321,13 @@ def _blaming(info: PluginInfo) -> Iterator[None]:
         if asks_to_stop(error):
             raise
         raise PluginError(f"{info}: load_tasks failed: {in_one_line(error)}") from error
+
+
+def _seen(tasks: Sequence[Task], reader: RowReader) -> str:
+    """Returns how many tasks have pictures, and which column may have some that are not read."""
+    if count := sum(bool(task.images) for task in tasks):
+        return f"; {count} with pictures"
+    return "" if reader.unread is None else f"; no pictures are read: {reader.unread!r} may have some, and is not called images"
 
 
 def _raise_or_count(task: Task, problem: str, bad: BadRows | None) -> None:

@@ -414,3 +414,10 @@ def test_odd_texts_in_a_column_of_pictures_are_refused_and_short(text):
     with pytest.raises(UserError) as caught:
         picture_of(text)
     assert len(str(caught.value)) < 300
+
+
+def test_the_line_about_data_counts_pictures_and_names_a_column_that_is_not_read(models, pictures, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(models["qwen"])
+    for column, said in (("images", "; 1 with pictures"), ("picture", "; no pictures are read: 'picture' may have some")):
+        data = written(tmp_path / "d.jsonl", {"prompt": "which?", column: ["0.png"], "answer": "a"})
+        assert said in load_tasks(data, split="train", tokenizer=tokenizer, seed=0).report[0]
