@@ -63,8 +63,13 @@ def fill_cache(path: Path, fill: Callable[[Path], None], is_whole: Callable[[], 
                     remove_directory(path)
                     aside.rename(path)
     except OSError as error:
-        reason = f"{root} cannot be written: {error.strerror}"
-        raise UserError(f"{reason}; set RLHF_CACHE to a directory that can be written and has space for it") from error
+        raise unwritable_cache(root, error) from error
+
+
+def unwritable_cache(root: Path, error: OSError) -> UserError:
+    """Returns the error for a directory of the cache that cannot be written."""
+    reason = f"{root} cannot be written: {error.strerror}"
+    return UserError(f"{reason}; set RLHF_CACHE to a directory that can be written and has space for it")
 
 
 def content_hash(files: Iterable[Path]) -> str:

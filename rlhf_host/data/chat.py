@@ -16,7 +16,7 @@ from rlhf_host.records.episodes import Message
 NO_TEMPLATE = (
     "pictures are placed by a chat template, and there is none: use a tokenizer that has one, and leave data.template unset"
 )
-"""What is wrong with pictures in plain text."""
+"""Problem of pictures in plain text."""
 
 
 def render_prompt(

@@ -199,7 +199,7 @@ def _seen(row: Row | Malformed, text: MarkedText, tokenizer: Any) -> Row | Malfo
         return row
     try:
         if not text.images:
-            refuse_unseen(tokenizer, [*row.prompt_ids, *row.completion_ids], text.prompt)
+            refuse_unseen(tokenizer, row.prompt_ids, row.completion_ids, text=text.prompt)
             return row
         processor = Processor.beside(tokenizer)
         count = list(row.prompt_ids).count(processor.placeholder)

@@ -16,10 +16,10 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
 from rlhf_host.data.bad_rows import Malformed
-from rlhf_host.directories import cache_directory
+from rlhf_host.directories import cache_directory, unwritable_cache
 from rlhf_host.errors import UserError, a, first_line, near_siblings
 from rlhf_host.records.episodes import Message
-from rlhf_host.records.pictures import MARK, Picture, is_list, is_picture, pillow, png
+from rlhf_host.records.pictures import MARK, Picture, is_list, is_picture, pictures_in, pillow, png
 
 _SOURCES = ("bytes", "image", "image_url", "url", "path", "base64")
 """Keys of a part under which it has its picture."""
@@ -32,7 +32,7 @@ _NET = ("http", "https", "ftp", "s3", "gs", "hf")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where pictures come from, and where those without a file go."""
+    """Origin of pictures, and the place of those without a file."""
 
     root: Path | None = None
     """The directory of relative paths; None: the current one."""
@@ -43,7 +43,7 @@ class Origin:
 
 
 MEMORY, ROWS = Origin(), Origin(kept=True)
-"""Of programs, and of rows."""
+"""Pictures of programs, and of rows."""
 
 
 def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), origin: Origin = MEMORY) -> list[Message]:
@@ -62,32 +62,28 @@ def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), ori
     said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages: list[Message] = [dict(message) for message in said]
     given = [picture_of(value, origin) for value in images]
-    places = sum(is_picture(part) and _source(part) is None for message in messages for part in _parts(message))
-    own = [
-        picture_of(_whole(part, _source(part)), origin)
-        for message in messages
-        for part in _parts(message)
-        if is_picture(part) and _source(part)
-    ]
-    if given and not places and own:
+    for message in messages:
+        if is_list(content := message.get("content")):
+            message["content"] = [_with_its_picture(part, origin) for part in content]
+    own = list(pictures_in(messages))
+    if given and own and not _bare(messages):
         if own != given:
             raise UserError(
                 f"the messages have {_count(len(own))} of their own, and beside them there {_are(len(given))} of another content:"
                 " leave one of them out"
             )
         given = []
-    if given and not places:
+    if given and not _bare(messages):
         _set_places(messages, len(given))
-        places = sum(is_picture(part) and _source(part) is None for message in messages for part in _parts(message))
-    if places != len(given):
+    if (places := _bare(messages)) != len(given):
         raise UserError(
             f"{_count(len(given))}, and {_count(places, 'place')} for pictures: write {{'type': 'image'}} in the messages, or"
             f" {MARK} in the text, once for each"
         )
     waiting = iter(given)
-    for message in messages:
-        if is_list(message.get("content")):
-            message["content"] = [_filled(part, waiting, origin) for part in message["content"]]
+    for message in messages if given else ():
+        if is_list(content := message.get("content")):
+            message["content"] = [{**part, "image": next(waiting)} if _is_bare(part) else part for part in content]
     return messages
 
 
@@ -114,10 +110,9 @@ def _read(value: Any, origin: Origin) -> Picture:
     if isinstance(value, Picture):
         return value
     if isinstance(value, Mapping):
-        inner = next((value[name] for name in _SOURCES if value.get(name) is not None), None)
-        if inner is None:
+        if (inner := _source(value)) is None:
             raise UserError(f"a picture has none of bytes, path and url; it has {', '.join(map(str, value)) or 'nothing'}")
-        return _read(_whole(value, inner), origin)
+        return _read(inner, origin)
     if isinstance(value, bytes | bytearray | memoryview):
         return Picture.of_bytes(bytes(value))
     if isinstance(value, str | os.PathLike):
@@ -158,10 +153,7 @@ def _write(path: Path, data: bytes) -> None:
             file.write(data)
         Path(file.name).replace(path)
     except OSError as error:
-        raise UserError(
-            f"{path.parent} cannot be written: {error.strerror}; set RLHF_CACHE to a directory that can be written and has space"
-            " for it"
-        ) from error
+        raise unwritable_cache(path.parent, error) from error
 
 
 def _of_text(text: str, origin: Origin) -> Picture:
@@ -184,14 +176,15 @@ def _of_text(text: str, origin: Origin) -> Picture:
             raise UserError(f"{what} is no path of a picture: base64 begins with data:image/png;base64,") from error
         near = near_siblings(path) if isinstance(error, FileNotFoundError) and path.parent.is_dir() else ""
         raise UserError(f"{text}: {reason}{near}") from error
-    return _named(path, data)
+    return _in_file(path, data, str(path))
 
 
-def _named(path: Path, data: bytes) -> Picture:
+def _in_file(path: Path, data: bytes, name: str) -> Picture:
+    """Returns the picture of a file with these bytes; errors begin with the name."""
     try:
         return Picture.of_bytes(data, str(path.absolute()))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{name}: {error}") from error
 
 
 def _fetched(address: str, scheme: str, origin: Origin) -> Picture:
@@ -201,7 +194,7 @@ def _fetched(address: str, scheme: str, origin: Origin) -> Picture:
         raise UserError(f"{address[:80]}: pictures are not fetched from there: {way}")
     path = _directory() / "net" / hashlib.sha256(address.encode()).hexdigest()[:32]
     if path.is_file():
-        return _named(path, path.read_bytes())
+        return _in_file(path, path.read_bytes(), address[:80])
     try:
         with urlopen(address, timeout=FETCH_S) as answer:
             data: bytes = answer.read(MOST_BYTES + 1)
@@ -209,12 +202,9 @@ def _fetched(address: str, scheme: str, origin: Origin) -> Picture:
         raise UserError(f"{address[:80]} cannot be fetched: {first_line(error)}") from error
     if len(data) > MOST_BYTES:
         raise UserError(f"{address[:80]} has more than {MOST_BYTES:,} bytes: download it, and give its path")
-    try:
-        found = Picture.of_bytes(data)
-    except UserError as error:
-        raise UserError(f"{address[:80]}: {error}") from error
+    found = _in_file(path, data, address[:80])
     _write(path, data)
-    return replace(found, path=str(path), data=None)
+    return found
 
 
 def _count(number: int, noun: str = "picture") -> str:
@@ -225,28 +215,30 @@ def _are(number: int) -> str:
     return f"{'is' if number == 1 else 'are'} {_count(number)}"
 
 
-def _parts(message: Message) -> Sequence[Any]:
-    content = message.get("content")
-    return content if is_list(content) else ()
-
-
 def _source(part: Mapping[str, Any]) -> Any:
-    """Returns what a part says its picture is; None: it only marks the place."""
-    return next((part[name] for name in _SOURCES if part.get(name) is not None), None)
-
-
-def _whole(part: Mapping[str, Any], source: Any) -> Any:
-    """Returns base64 as a data URI; any other source as it is."""
+    """Returns what a part says its picture is, base64 as a data URI; None: it only marks the place."""
+    source = next((part[name] for name in _SOURCES if part.get(name) is not None), None)
     if isinstance(source, str) and part.get("base64") is source and not str(source).startswith("data:"):
         return f"data:;base64,{source}"
     return source
 
 
-def _filled(part: Any, waiting: Iterator[Picture], origin: Origin) -> Any:
+def _with_its_picture(part: Any, origin: Origin) -> Any:
+    """Returns a picture's part in the host's form; one that only marks the place has no picture yet."""
     if not is_picture(part):
         return part
-    source = _whole(part, _source(part))
-    return {"type": "image", "image": next(waiting) if source is None else picture_of(source, origin)}
+    source = _source(part)
+    return {"type": "image"} if source is None else {"type": "image", "image": picture_of(source, origin)}
+
+
+def _is_bare(part: Any) -> bool:
+    return is_picture(part) and "image" not in part
+
+
+def _bare(messages: Sequence[Message]) -> int:
+    """Returns the number of places without a picture."""
+    contents = (message.get("content") for message in messages)
+    return sum(_is_bare(part) for content in contents if is_list(content) for part in content)
 
 
 def _set_places(messages: list[Message], count: int) -> None:
@@ -255,17 +247,19 @@ def _set_places(messages: list[Message], count: int) -> None:
     for message in messages:
         if message.get("role") == "assistant":  # what it wrote is text
             continue
-        content = message.get("content")
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        parts = _as_parts(message)
         if any(MARK in _words(part) for part in parts):
             message["content"], marked = [piece for part in parts for piece in _split(part)], True
     if not marked:
         first = next((message for message in messages if message.get("role") == "user"), None)
         if first is None:
             raise UserError(f"{count} pictures, and no user message that could have them")
-        content = first.get("content")
-        words = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-        first["content"] = [*({"type": "image"} for _ in range(count)), *words]
+        first["content"] = [*({"type": "image"} for _ in range(count)), *_as_parts(first)]
+
+
+def _as_parts(message: Message) -> list[Any]:
+    content = message.get("content")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 
 
 def _words(part: Any) -> str:

@@ -13,7 +13,7 @@ from rlhf_host.errors import UserError, first_line
 from rlhf_host.records.pictures import MARK, Picture, pillow, place_of
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""What a model directory has beside its tokenizer's files."""
+"""Files that a model directory has beside its tokenizer's."""
 _PROBE = (96, 64)  # pixels
 _TEXTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _CHECKED = 3
@@ -39,7 +39,7 @@ class Processor:
         self._known: dict[tuple[int, int], tuple[int, ...]] = {}
         self._unchecked = _CHECKED
         self.text = self._learn()
-        """What the chat template writes for a picture, and the processor expands."""
+        """Text that the chat template writes for a picture, and the processor expands."""
         self.placeholder: int = self.tokenizer.convert_tokens_to_ids(self.text)
 
     @classmethod
@@ -50,13 +50,7 @@ class Processor:
     @classmethod
     def of_model(cls, tokenizer: Any) -> Processor | None:
         """Returns the same as ``beside``; None for a model that does not see, or whose pictures cannot be used here."""
-        directory = str(tokenizer.name_or_path)
-        if not any(Path(directory, name).is_file() for name in PROCESSOR_FILES):
-            return None
-        try:
-            return _at(directory)
-        except UserError:
-            return None
+        return _of_model(str(tokenizer.name_or_path))
 
     @classmethod
     def at(cls, directory: str) -> Processor:
@@ -184,21 +178,32 @@ def around_pictures(tokenizer: Any, token_ids: Sequence[int], sizes: Sequence[tu
     return Processor.beside(tokenizer).around(token_ids, sizes)
 
 
-def refuse_unseen(tokenizer: Any, ids: Sequence[int], text: str = "") -> None:
+def refuse_unseen(tokenizer: Any, *ids: Sequence[int], text: str = "") -> None:
     """Raises ``UserError`` for a text without pictures that has the place of one, on a model that sees.
 
     Args:
-        ids: its tokens.
+        ids: its tokens, in parts.
         text: the text, where ``<image>`` means a picture.
     """
     if (processor := Processor.of_model(tokenizer)) is None:
         return
-    found = processor.text if processor.placeholder in ids else MARK if MARK in text else None
+    has_placeholder = any(processor.placeholder in part for part in ids)
+    found = processor.text if has_placeholder else MARK if MARK in text else None
     if found is not None:
         raise UserError(
             f"the text has {found!r}, and no picture for it: name the column of pictures image or images, or write this in"
             " another way"
         )
+
+
+@functools.lru_cache(maxsize=8)
+def _of_model(directory: str) -> Processor | None:
+    if not any(Path(directory, name).is_file() for name in PROCESSOR_FILES):
+        return None
+    try:
+        return _at(directory)
+    except UserError:
+        return None
 
 
 @functools.lru_cache(maxsize=8)

@@ -276,7 +276,7 @@ class _SourceReader:
     def _with_pictures(self, task: Task, ids: list[int], text: str) -> tuple[int, ...]:
         """Returns a prompt's tokens with those of its pictures."""
         if not task.images:
-            refuse_unseen(self.tokenizer, ids, text)
+            refuse_unseen(self.tokenizer, ids, text=text)
             return tuple(ids)
         return Pictured(Processor.beside(self.tokenizer).expand(ids, task.images, text), task.images)
 

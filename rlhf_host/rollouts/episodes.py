@@ -36,7 +36,7 @@ from rlhf_host.records.episodes import (
 )
 from rlhf_host.records.needs import AgentNeeds
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.records.pictures import Pictured, images_of, pictures_in
+from rlhf_host.records.pictures import images_of, pictures_in, with_images
 from rlhf_host.rollouts.agent_answers import (
     branch_problem,
     is_tokens,
@@ -281,7 +281,7 @@ class Episodes:
 
     def _prompt(self, task: Task, step: Step) -> Sequence[int]:
         if step.observation is None and task.prompt_ids is not None and not step.tools:
-            return Pictured(task.prompt_ids, task.images) if task.images else task.prompt_ids
+            return with_images(task.prompt_ids, [(0, picture) for picture in task.images])
         seen = task.prompt if step.observation is None else step.observation
         if is_tokens(seen):
             return seen  # type: ignore[return-value]
@@ -291,7 +291,8 @@ class Episodes:
                 " tools)"
             )
         messages = as_messages(seen)  # type: ignore[arg-type]
-        return Pictured(self.codec_of(task).render(messages, step.tools or task.tools), pictures_in(messages))
+        ids = self.codec_of(task).render(messages, step.tools or task.tools)
+        return with_images(ids, [(0, picture) for picture in pictures_in(messages)])
 
     def _observation(
         self, codec: ChatCodec, step: Step, action: Action, tools: Sequence[Mapping[str, Any]] | None, key: str
@@ -303,7 +304,8 @@ class Episodes:
             return seen  # type: ignore[return-value]
         last: Message = {"role": "assistant", "content": action.text} if tools is None else action.message.message
         messages = as_messages(seen)  # type: ignore[arg-type]
-        return Pictured(codec.delta(last, messages, action.token_ids, tools=tools), pictures_in(messages))
+        ids = codec.delta(last, messages, action.token_ids, tools=tools)
+        return with_images(ids, [(0, picture) for picture in pictures_in(messages)])
 
 
 def as_messages(seen: str | Sequence[Message]) -> Sequence[Message]:
