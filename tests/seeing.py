@@ -50,24 +50,29 @@ def write(directory: Path, model: Any, words: Any, processor: Any, scale: float 
     return directory
 
 
-def qwen(directory: Path, seed: int = 0) -> Path:
-    """Writes a Qwen2.5-VL: positions of three axes, and as many tokens as a picture is large."""
-    special = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    words = tokenizer(special, "<|vision_start|><|image_pad|><|vision_end|>")
-    text = {
-        "model_type": "qwen2_5_vl_text",
+def text_of(words: Any, kind: str, heads: int) -> dict[str, Any]:
+    """The decoder's configuration."""
+    return {
+        "model_type": kind,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": heads,
         "num_key_value_heads": 2,
         "vocab_size": len(words),
         "max_position_embeddings": 512,
         "bos_token_id": 1,
         "eos_token_id": words.eos_token_id,
         "pad_token_id": 0,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
     }
+
+
+def qwen(directory: Path, seed: int = 0) -> Path:
+    """Writes a Qwen2.5-VL: positions of three axes, and as many tokens as a picture is large."""
+    special = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    words = tokenizer(special, "<|vision_start|><|image_pad|><|vision_end|>")
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    text = text_of(words, "qwen2_5_vl_text", heads=4) | {"rope_parameters": rope}
     vision = {
         "depth": 2,
         "hidden_size": 32,
@@ -91,19 +96,7 @@ def idefics(directory: Path, seed: int = 0) -> Path:
     """Writes an Idefics3, which vLLM serves without torchvision: each picture is four tokens between two others."""
     special = ["<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"]
     words = tokenizer(special, "<image>")
-    text = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "vocab_size": len(words),
-        "max_position_embeddings": 512,
-        "bos_token_id": 1,
-        "eos_token_id": words.eos_token_id,
-        "pad_token_id": 0,
-    }
+    text = text_of(words, "llama", heads=2)
     vision = {
         "hidden_size": 32,
         "intermediate_size": 64,

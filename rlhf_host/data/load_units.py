@@ -31,7 +31,7 @@ from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.records.numbers import Numbers
-from rlhf_host.records.pictures import place_of
+from rlhf_host.records.pictures import places_of
 
 MOST_BAD = 0.1
 """Share of bad rows above which a source is refused even if they are skipped."""
@@ -341,15 +341,8 @@ class _Loader:
 
     def _sees_late(self, row: Row) -> bool:
         """Returns True if the row has pictures after its prompt."""
-        if not row.images:
-            return False
-        processor, begin = Processor.beside(self.tokenizer), 0
-        for picture in row.images:
-            own = processor.tokens(picture)
-            if (place := place_of(row.prompt_ids, own, begin)) is None:
-                return True
-            begin = place + len(own)
-        return False
+        tokens = [Processor.beside(self.tokenizer).tokens(picture) for picture in row.images]
+        return len(places_of(row.prompt_ids, tokens, [0] * len(tokens))) < len(tokens)
 
     # --- for people ---------------------------------------------------------------------------------------------------
 

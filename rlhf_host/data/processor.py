@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import UserError, first_line
-from rlhf_host.records.pictures import MARK, Picture, pillow, place_of
+from rlhf_host.records.pictures import MARK, Picture, pillow, places_of
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files that a model directory has beside its tokenizer's."""
@@ -107,14 +107,12 @@ class Processor:
         """Returns the tokens before, between and behind those of pictures with these widths and heights. Raises ``UserError``
         if the tokens of one are not there.
         """
-        begin, parts = 0, list[Sequence[int]]()
-        for number, (size, earliest) in enumerate(zip(sizes, begins or [0] * len(sizes), strict=True), start=1):
-            own = self._of_size(*size)
-            if (place := place_of(ids, own, max(begin, earliest))) is None:
-                raise UserError(f"the {len(own)} tokens of picture {number} of {len(sizes)} are not in the prompt")
-            parts.append(ids[begin:place])
-            begin = place + len(own)
-        return [*parts, ids[begin:]]
+        tokens = [self._of_size(*size) for size in sizes]
+        places = places_of(ids, tokens, begins or [0] * len(sizes))
+        if (missing := len(places)) < len(sizes):
+            raise UserError(f"the {len(tokens[missing])} tokens of picture {missing + 1} of {len(sizes)} are not in the prompt")
+        ends = [0, *(place + len(own) for place, own in zip(places, tokens, strict=True))]
+        return [ids[end:place] for end, place in zip(ends, [*places, len(ids)], strict=True)]
 
     def tensors(self, pictures: Sequence[Picture]) -> dict[str, Any]:
         """Returns what the model's tower takes for these pictures, in order: ``pixel_values`` and what belongs to them."""

@@ -264,21 +264,15 @@ class _WholeRows:
         """Returns ``[steps + 1, V]`` logits."""
         ids = torch.tensor([[*prompt, *tail]], device=self.use.device)
         count = self.steps + 1
+        base, given = decoder_of(self.model), {"input_ids": ids}
         if self.sight is not None:
-            images = shown_in(prompt)
-            seen = self.sight.see([picture for _, picture in images])
             layout = padded_layout([[*prompt]], ids[0, len(prompt) :].cpu(), [len(tail)])
-            layout = to_device(self.sight.by_itself(layout, images, seen=seen), self.use.device)
-            given = pictured_inputs(self.sight.base, layout, None)
-            if self.head is not None:
-                hidden = self.sight.base(**given, use_cache=False).last_hidden_state[0, -count:]
-                return self.head(hidden, self.use.autocast)
-            return self.model(**given, use_cache=False).logits[0, -count:]
+            layout = to_device(self.sight.by_itself(layout, shown_in(prompt)), self.use.device)
+            base, given = self.sight.base, pictured_inputs(self.sight.base, layout, None)
         if self.head is not None:
-            hidden = decoder_of(self.model)(input_ids=ids, use_cache=False).last_hidden_state[0, -count:]
-            return self.head(hidden, self.use.autocast)
+            return self.head(base(**given, use_cache=False).last_hidden_state[0, -count:], self.use.autocast)
         last = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
-        return self.model(input_ids=ids, use_cache=False, **last).logits[0, -count:]
+        return self.model(**given, use_cache=False, **last).logits[0, -count:]
 
 
 def _states(module: nn.Module, layout: Layout) -> Tensor:

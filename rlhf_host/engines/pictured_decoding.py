@@ -26,7 +26,7 @@ class _Prompts:
     def inputs(self, prompts: Sequence[Sequence[int]]) -> tuple[dict[str, Any], Tensor]:
         """Returns the arguments for the model, and the prompts' deltas."""
         images = [shown_in(prompt) for prompt in prompts]
-        seen = self._sight.see([picture for own in images for _, picture in own])
+        seen = self._sight.see(images)
         bare = padded_layout(prompts, torch.zeros(0, dtype=torch.int64), [0] * len(prompts))
         layout = to_device(self._sight.placed(bare, images, seen=seen), self._device)
         features = features_of(self._sight.base, seen, self._device)

@@ -35,7 +35,7 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, EngineStart
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
-from rlhf_host.records.pictures import images_of
+from rlhf_host.records.pictures import images_of, shown_in
 from rlhf_host.records.tensors import Metric
 from rlhf_host.scratch import Scratch
 
@@ -325,7 +325,7 @@ class VLLMEngine:
             return self._prompt(list(request.token_ids), cache_salt=salt)
         if self._processor is None:
             raise UserError("engine vllm: the model has no processor for pictures")
-        ids = self._processor.collapse(request.token_ids, images, getattr(request.token_ids, "begins", ()))
+        ids = self._processor.collapse(request.token_ids, images, [begin for begin, _ in shown_in(request.token_ids)])
         prompt: dict[str, Any] = {"prompt_token_ids": ids, "multi_modal_data": {"image": [each.load() for each in images]}}
         if salt is not None:  # features of older weights have other names
             prompt |= {"cache_salt": salt, "multi_modal_uuids": {"image": [f"{each.key}-{salt}" for each in images]}}

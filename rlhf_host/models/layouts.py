@@ -27,13 +27,13 @@ class Places:
     """The pictures of a layout (``models/pictures.py``)."""
 
     seen: Any
-    """The distinct pictures of the pass."""
+    """The distinct pictures of the pass; None with ``alone``."""
     features: Tensor
     """``[P]`` int64: the feature at each placeholder token, in the order of the flattened layout."""
     types: Tensor
-    """Of the shape of the layout's tokens: 1 at placeholders of pictures."""
+    """``[B, L]``, or ``[1, N]``: 1 at placeholders of pictures."""
     alone: Mapping[str, Tensor] | None = None
-    """What the tower takes for a row that the model computes by itself, for trials; then no features are given."""
+    """Tensors that the tower takes for a row that the model computes by itself, for trials; then no features are given."""
 
 
 @dataclass(frozen=True, slots=True)

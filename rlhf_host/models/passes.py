@@ -377,7 +377,7 @@ class Passes:
         assert self._verdict is not None
         place = prompts_see = None
         if images is not None:
-            seen = self.sight.see([picture for row in images for _, picture in row])
+            seen = self.sight.see(images)
             prompts_see = [first_pictures(ids, own, seen) for ids, own in zip(prompt_ids, images, strict=True)]
             place = partial(self.sight.placed, seen=seen)
         sharing = self._share(prompt_ids, None if group_id is None else group_id.tolist(), prompts_see)

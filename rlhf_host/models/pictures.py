@@ -20,12 +20,12 @@ from torch import Tensor
 from rlhf_host.data.processor import Processor
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.layouts import Layout, Places, rows_in
-from rlhf_host.records.pictures import Picture, Shown, pillow, place_of, png
+from rlhf_host.records.pictures import Picture, Shown, pillow, places_of, png
 
 TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names under which models take 1 at placeholders of pictures and 0 at other tokens."""
 _UNUSED = ("last_hidden_state", "hidden_states", "attentions")
-"""What a tower returns beside features."""
+"""Outputs of a tower beside features."""
 
 
 class Reader(Protocol):
@@ -63,7 +63,7 @@ class Seen:
     """The pictures of a line of rows, each of them once."""
 
     tensors: Mapping[str, Tensor]
-    """What the tower takes for them, in order."""
+    """Tensors that the tower takes for them, in order."""
     numbers: Mapping[Picture, int]
     tokens: Sequence[Sequence[int]]
     """The tokens that stand for each picture."""
@@ -98,9 +98,12 @@ class Sight:
         """Returns tokens with another one in place of each placeholder."""
         return [token if token != self.placeholder else (token or 2) - 1 for token in ids]
 
-    def see(self, pictures: Sequence[Picture]) -> Seen:
-        """Returns distinct pictures, ready for the tower. Without any it is a blank one, so that the tower runs in every pass."""
-        numbers = {picture: number for number, picture in enumerate(dict.fromkeys(pictures or [blank()]))}
+    def see(self, images: Sequence[Sequence[Shown]]) -> Seen:
+        """Returns the distinct pictures of rows, ready for the tower. Without any it is a blank one, so that the tower runs in
+        every pass.
+        """
+        pictures = dict.fromkeys(picture for own in images for _, picture in own) or [blank()]
+        numbers = {picture: number for number, picture in enumerate(pictures)}
         tokens = [self.reader.tokens(picture) for picture in numbers]
         starts = [0, *itertools.accumulate(list(own).count(self.placeholder) for own in tokens)]
         return Seen(self.reader.tensors(list(numbers)), numbers, tokens, starts, self.placeholder)
@@ -114,14 +117,39 @@ class Sight:
         Raises:
             RunError: a row's tokens do not have as many placeholders as its pictures need.
         """
-        return _placed(layout, images, seen, self.base)
+        rows = rows_in(layout)
+        width = layout.input_ids.shape[1] if layout.rows is None else layout.rows.length
+        table = torch.full((len(rows), width), -1)
+        axes = torch.arange(width).expand(3, len(rows), width).clone()
+        counted = True
+        for row, (ids, own) in enumerate(zip(rows, images, strict=True)):
+            table[row, : len(ids)] = features = _features(ids, own, seen, row)
+            if (positions := _positions(self.base, ids, own, features, seen)) is not None:
+                axes[:, row, : len(ids)], counted = positions, False
+        if layout.rows is not None:
+            table = table.flatten()[layout.rows.back][None]
+            axes = axes.flatten(1)[:, layout.rows.back][:, None]
+        types = ((table >= 0) & (table < seen.starts[-1])).int()
+        places = Places(seen, table[table >= 0], types)
+        return replace(layout, position_ids=layout.position_ids if counted else axes, pictures=places)
 
-    def by_itself(self, layout: Layout, images: Sequence[Shown], *, seen: Seen) -> Layout:
+    def by_itself(self, layout: Layout, images: Sequence[Shown]) -> Layout:
         """Returns the layout of one row that the model computes as plain transformers does, pictures and positions included."""
-        types = (layout.input_ids == seen.placeholder).int()
+        types = (layout.input_ids == self.placeholder).int()
         alone = self.reader.tensors([picture for _, picture in images]) if images else {}
         alone = {**alone, "attention_mask": torch.ones_like(layout.input_ids)}
-        return replace(layout, pictures=Places(seen, torch.zeros(0, dtype=torch.int64), types, alone))
+        return replace(layout, pictures=Places(None, torch.zeros(0, dtype=torch.int64), types, alone))
+
+
+def _takes(base: Any, method: str) -> frozenset[str]:
+    """Returns the names of the parameters of a model's method."""
+    kind: Any = type(base)
+    return _parameters(kind, method)
+
+
+@functools.cache
+def _parameters(kind: Any, method: str) -> frozenset[str]:
+    return frozenset(inspect.signature(getattr(kind, method)).parameters)
 
 
 @functools.cache
@@ -138,24 +166,6 @@ def noise(seed: int) -> Picture:
     return Picture.of_bytes(png(pillow().fromarray(colours.numpy())))
 
 
-def _placed(layout: Layout, images: Sequence[Sequence[Shown]], seen: Seen, base: Any) -> Layout:
-    rows = rows_in(layout)
-    width = layout.input_ids.shape[1] if layout.rows is None else layout.rows.length
-    table = torch.full((len(rows), width), -1)
-    axes = torch.arange(width).expand(3, len(rows), width).clone()
-    counted = True
-    for row, (ids, own) in enumerate(zip(rows, images, strict=True)):
-        table[row, : len(ids)] = features = _features(ids, own, seen, row)
-        if (positions := _positions(base, ids, own, features, seen)) is not None:
-            axes[:, row, : len(ids)], counted = positions, False
-    if layout.rows is not None:
-        table = table.flatten()[layout.rows.back][None]
-        axes = axes.flatten(1)[:, layout.rows.back][:, None]
-    types = ((table >= 0) & (table < seen.starts[-1])).int()
-    places = Places(seen, table[table >= 0], types)
-    return replace(layout, position_ids=layout.position_ids if counted else axes, pictures=places)
-
-
 def first_pictures(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> Sequence[Shown]:
     """Returns those of a row's pictures whose tokens are in its beginning ``ids``."""
     return images[: len(_places(ids, images, seen))]
@@ -163,20 +173,13 @@ def first_pictures(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> S
 
 def _places(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> list[int]:
     """Returns where the tokens of each picture begin, up to the first that is not there."""
-    places: list[int] = []
-    begin = 0
-    for earliest, picture in images:
-        own = seen.tokens[seen.numbers[picture]]
-        if (place := place_of(ids, own, max(begin, earliest))) is None:
-            break
-        places.append(place)
-        begin = place + len(own)
-    return places
+    tokens = [seen.tokens[seen.numbers[picture]] for _, picture in images]
+    return places_of(ids, tokens, [begin for begin, _ in images])
 
 
 def features_of(base: Any, seen: Seen, device: torch.device) -> Any:
     """Runs the tower over the pictures. Returns what transformers' ``get_image_features`` returns."""
-    takes = inspect.signature(base.get_image_features).parameters
+    takes = _takes(base, "get_image_features")
     tensors = {name: value.to(device, non_blocking=True) for name, value in seen.tensors.items() if name in takes}
     return base.get_image_features(**tensors, return_dict=True)
 
@@ -189,7 +192,7 @@ def inputs(base: Any, layout: Layout, features: Any) -> dict[str, Any]:
     """
     places = layout.pictures
     assert places is not None
-    takes = inspect.signature(base.forward).parameters
+    takes = _takes(base, "forward")
     given = layout.inputs() | {name: places.types for name in TYPES if name in takes}
     if places.alone is not None:
         return given | {name: value.to(layout.input_ids.device) for name, value in places.alone.items()}
@@ -256,7 +259,7 @@ def _positions(base: Any, ids: Sequence[int], images: Sequence[Shown], features:
     if find is None or not images:
         return None
     numbers = [seen.numbers[picture] for _, picture in images]
-    takes = inspect.signature(find).parameters
+    takes = _takes(base, "get_rope_index")
     given = {name: value[numbers] for name, value in seen.tensors.items() if name in takes and len(value) == len(seen.numbers)}
     types = ((features >= 0) & (features < seen.starts[-1])).int()[None]
     given |= {name: types for name in TYPES if name in takes}

@@ -115,7 +115,7 @@ class Sample:
         """Returns a row's own layout in the form that the model computes by itself."""
         if self.sight is None or self.images is None:
             return layout
-        return self.sight.by_itself(layout, self.images[row], seen=self.sight.see([picture for _, picture in self.images[row]]))
+        return self.sight.by_itself(layout, self.images[row])
 
     def padded(self) -> Layout:
         return self._placed(padded_layout(self.prompt_ids, self.completions, self.lengths))
@@ -126,7 +126,7 @@ class Sample:
     def _placed(self, layout: Layout) -> Layout:
         if self.sight is None or self.images is None:
             return layout
-        return self.sight.placed(layout, self.images, seen=self.sight.see([each for row in self.images for _, each in row]))
+        return self.sight.placed(layout, self.images, seen=self.sight.see(self.images))
 
 
 def random_text(config: Any, length: int, generator: torch.Generator) -> list[int]:
@@ -218,7 +218,7 @@ def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: li
     size = sample.lengths[row]
     if size < 2:
         return False
-    own = sample.completions.split(sample.lengths)[row]
+    own = sample.parts()[row]
     shorter = hidden(sample.by_itself(row, padded_layout([sample.prompt_ids[row]], own[:-1], [size - 1])))
     return not distance(shorter[:-1], rows[row][: size - 1], exact) <= (EXACT if exact else ROUGH)
 
@@ -231,7 +231,7 @@ def _refuse_other_sight(hidden: Callable[[Layout], Tensor], sample: Sample, rows
         raise UserError(
             f"pictures of {name} cannot be used here: with them it sees later tokens, so it is no causal language model"
         )
-    seen = sample.sight.see([each for row in sample.images for _, each in row])  # a tower may mix the pictures of a pass
+    seen = sample.sight.see(sample.images)  # a tower may mix the pictures of a pass
     for number, expected in enumerate(rows):
         own = sample.images[number]
         layout = padded_layout([sample.prompt_ids[number]], sample.parts()[number], [sample.lengths[number]])

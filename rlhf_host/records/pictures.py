@@ -151,6 +151,23 @@ def place_of(token_ids: Sequence[int], own: Sequence[int], begin: int = 0) -> in
     return None
 
 
+def places_of(token_ids: Sequence[int], pictures: Iterable[Sequence[int]], begins: Iterable[int]) -> list[int]:
+    """Returns where the tokens of pictures begin, one after the other, up to the first that is not there.
+
+    Args:
+        pictures: the tokens of each.
+        begins: for each, a place before which they are not.
+    """
+    places: list[int] = []
+    end = 0
+    for own, begin in zip(pictures, begins, strict=False):
+        if (place := place_of(token_ids, own, max(begin, end))) is None:
+            break
+        places.append(place)
+        end = place + len(own)
+    return places
+
+
 Shown: TypeAlias = tuple[int, Picture]
 """A picture, after a place before which its tokens are not. Tokens that the policy sampled may look like a picture's."""
 
