@@ -66,7 +66,7 @@ class Reading:
     ignore: Sequence[str] = ()
     """Columns and keys of messages that are not read."""
     origin: Origin = ROWS
-    """Of the row's pictures."""
+    """Origin of the row's pictures."""
 
 
 Read: TypeAlias = Callable[[Mapping[str, Any], Reading], Example]

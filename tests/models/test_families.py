@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers.utils import logging
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.engines.kernels import TriedKernels
@@ -65,12 +64,7 @@ SHORT, LONG = ([5, 5, 3], [6, 4, 5]), ([14, 14, 9], [10, 6, 8])
 TEMPERATURE = 0.7
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    yield
-    logging.set_verbosity(verbosity)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def text(length: int, seed: int) -> list[int]:

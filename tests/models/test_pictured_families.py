@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers.utils import logging
 
 from rlhf_host.errors import UserError
 from rlhf_host.models.passes import Passes
@@ -49,12 +48,7 @@ COMMON = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    yield
-    logging.set_verbosity(verbosity)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Reader:

@@ -12,7 +12,7 @@ from rlhf_runs.thumbnails import Thumbnails
 
 FOLDER = "pictures"
 DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What a row raises that is not as it was written."""
+"""Errors of a row that is not as it was written."""
 
 
 class Pictured:

@@ -1,4 +1,4 @@
-"""What is in a picture: a question about some shapes or a digit, its answer, and the drawing."""
+"""Contents of a picture: a question about some shapes or a digit, its answer, and the drawing."""
 
 from __future__ import annotations
 
