@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from rlhf_host.runtimes.ports import reserved
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 4096},
@@ -70,8 +71,8 @@ def write_model(size: str, directory: Path) -> dict[str, float]:
 
 def all_ranks(given: argparse.Namespace, ranks: int, way: str, directory: str) -> dict[str, Any]:
     """Returns the largest figures of all ranks, and the sum of what they hold at most."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    place = reserved("127.0.0.1")
+    port = place.getsockname()[1]
     # What is freed goes back to the system at once.
     settings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--size", given.size, "--backend", given.backend, "--way", way, "--ranks", str(ranks)]
@@ -86,6 +87,7 @@ def all_ranks(given: argparse.Namespace, ranks: int, way: str, directory: str) -
         for rank in range(ranks)
     ]
     outputs = [process.communicate()[0] for process in processes]
+    place.close()
     if any(process.returncode for process in processes):
         raise SystemExit(f"a rank ended with {[process.returncode for process in processes]}")
     found = [json.loads(output.splitlines()[-1]) for output in outputs]

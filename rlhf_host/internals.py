@@ -36,6 +36,7 @@ _NAMES = {
     "rollouts.gate": ["Gate"],
     "rollouts.experience": ["apply_masks", "apply_rewards", "make_experience"],
     "runtimes.compute": ["Inline", "OneThread"],
+    "runtimes.ports": ["reserved"],
     "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],
     "training.batching": ["group_rows"],
     "training.checkpoints": ["plain_state"],

@@ -7,7 +7,6 @@ import functools
 import inspect
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ from rlhf_host.protocols import NO_WEIGHTS, Counting, Measured, WakesInParts, Wr
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.tensors import Metric
 from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
+from rlhf_host.runtimes.ports import reserved
 
 if TYPE_CHECKING:
     from rlhf_host.models.flops import ModelFlops
@@ -112,11 +112,9 @@ class WorkerActor:
         import ray
 
         address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
+        self.place = reserved(address)
         node = ray.get_runtime_context().get_node_id()
-        return {"address": address, "port": port, "gpus": own_gpus(), "node": node, "pid": os.getpid()}
+        return {"address": address, "port": self.place.getsockname()[1], "gpus": own_gpus(), "node": node, "pid": os.getpid()}
 
     def alive(self) -> None:
         """Answers, whatever this process computes, in its own thread."""
@@ -151,6 +149,7 @@ class WorkerActor:
             torch.set_num_threads(threads)
         sliced = any(settings.sequence_parallel > 1 for _, settings in setup.roles)
         ranks = Ranks.join(rank, size, address, port, parts=parts, sliced=sliced, backend="nccl" if gpu else "gloo")
+        self.place.close()
         self.roles = Roles(setup, ranks)
         freeze()
         return Loaded(self.roles.context_lengths, self.roles.exact, self.roles.flops)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import pickle
-import socket
 import subprocess
 import sys
 import traceback
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from rlhf_host.backends.ranks import Ranks
+from rlhf_host.runtimes.ports import reserved
 
 
 class Group:
@@ -33,9 +33,8 @@ class Group:
         *,
         sliced: bool = False,
     ):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self.place = reserved("127.0.0.1")
+        port = self.place.getsockname()[1]
         self.logs = [directory / f"rank-{rank}.log" for rank in range(size)]
         self.processes = []
         for rank, log in enumerate(self.logs):
@@ -67,6 +66,7 @@ class Group:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.place.close()
 
 
 def serve(rank: int, size: int, port: int, parts: int, sliced: int, functions: dict[str, Any]) -> None:

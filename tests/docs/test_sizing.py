@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
 import warnings
@@ -27,6 +26,7 @@ from rlhf_host.models.heads import find_head
 from rlhf_host.models.loading import load_model
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import BackendStart
+from rlhf_host.runtimes.ports import reserved
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "sizing.md"
@@ -168,14 +168,15 @@ def test_a_layer_keeps_as_much_for_the_backward_pass(sizing, config, autocast):
 
 def test_deepspeed_has_as_many_bytes_a_weight(sizing):
     pytest.importorskip("deepspeed")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    place = reserved("127.0.0.1")
+    port = str(place.getsockname()[1])
     command = [sys.executable, __file__]
     ranks = [
         subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
     outputs = [rank.communicate(timeout=400) for rank in ranks]
+    place.close()
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     (line,) = [line for line in outputs[0][0].splitlines() if line.startswith("measured ")]
     names = [f"`deepspeed`, ZeRO {stage}" + (", `--backend.precision bf16`" * (kind == "bf16")) for stage, kind in STAGES]

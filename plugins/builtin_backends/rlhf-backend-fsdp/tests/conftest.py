@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rlhf_host.internals import reserved
+
 torch.set_num_threads(1)
 
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -31,8 +32,8 @@ class Group:
     """Ranks in processes of their own: ``group(name, ...)`` gives what the function of that name returned on each."""
 
     def __init__(self, size: int, directory: Path):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        self.place = reserved("127.0.0.1")
+        port = self.place.getsockname()[1]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         self.logs = [directory / f"rank-{size}-{rank}.log" for rank in range(size)]
         self.processes = []
@@ -64,6 +65,7 @@ class Group:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.place.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -20,7 +19,7 @@ from rlhf_plan.footprint import footprint
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from rlhf_host.installed import build, find
-from rlhf_host.internals import decoder_of, evaluation, outline, recorded
+from rlhf_host.internals import decoder_of, evaluation, outline, recorded, reserved
 from rlhf_host.models import load_model
 from rlhf_host.protocols import BackendStart, TrainedModel
 from rlhf_host.settings import RoleConfig
@@ -98,8 +97,8 @@ def test_backends_hold_as_much_as_planned(tmp_path, ranks):
     pytest.importorskip("deepspeed")
     pytest.importorskip("rlhf_backend_fsdp")
     model = written(FAMILIES["llama"], tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    place = reserved("127.0.0.1")
+    port = str(place.getsockname()[1])
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     processes = []
     for rank in range(ranks):
@@ -107,6 +106,7 @@ def test_backends_hold_as_much_as_planned(tmp_path, ranks):
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, env=environment, **pipes))
     outputs = [process.communicate(timeout=500) for process in processes]
+    place.close()
     assert [process.returncode for process in processes] == [0] * ranks, outputs
     lines = [line for line in outputs[0][0].splitlines() if line.startswith("counted ")]
     print(*lines, sep="\n")

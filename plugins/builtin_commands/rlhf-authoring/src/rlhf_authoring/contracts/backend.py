@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
+import multiprocessing.connection
 import os
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
 from rlhf_authoring.contracts.subject import Broken, Subject, Unusable, check, expect, finish
 from rlhf_host import Batch, RunError, UserError
-from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, rows_of
+from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, reserved, rows_of
 from rlhf_host.models import load_model, quiet_transformers
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.settings import RoleConfig, TrainConfig
@@ -131,28 +131,56 @@ def ranks_step_as_one(subject: Subject) -> None:
     """Two ranks with unequal parts of a batch make the step that one makes with all of it."""
     alone = Trained(subject.build())
     alone.update()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    start = (PluginSpec.of(subject.info, subject.options), actor().model, port)
-    with multiprocessing.get_context("spawn").Pool(len(SHARDS)) as pool:
+    spec = PluginSpec.of(subject.info, subject.options)
+    with reserved("127.0.0.1") as place:
         try:
-            ranks = pool.starmap_async(on_rank, [(rank, *start) for rank in range(len(SHARDS))], chunksize=1)
-            weights = ranks.get(RANKS_S)[0]
+            weights = _of_ranks(spec, actor().model, place.getsockname()[1])
         except Exception as error:
             raise Broken(f"two ranks do not train: {type(error).__name__}: {str(error)[-300:]}") from error
     together = {name: torch.from_numpy(value) for name, value in weights.items()}
     alone.expect_weights(together, "two ranks make another step than one")
 
 
-def on_rank(rank: int, spec: PluginSpec, model: str, port: int) -> dict[str, Any]:
-    """One of two ranks, in a process of its own: its weights as arrays after a step."""
+def _of_ranks(*start: Any) -> dict[str, Any]:
+    """Returns the weights of two ranks after a step. A rank's failure is raised at once."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in SHARDS]
+    processes = [
+        context.Process(target=on_rank, args=(rank, answer, *start), daemon=True) for rank, (_, answer) in enumerate(pipes)
+    ]
+    try:
+        for process, (_, answer) in zip(processes, pipes, strict=True):
+            process.start()
+            answer.close()
+        answers: dict[Any, Any] = {}
+        while waiting := [answer for answer, _ in pipes if answer not in answers]:
+            ready = multiprocessing.connection.wait(waiting, RANKS_S)
+            expect(bool(ready), f"no answer within {RANKS_S:.0f} s")
+            for answer in ready:
+                try:
+                    answers[answer] = answer.recv()
+                except EOFError:
+                    raise RunError("the process of a rank ended") from None
+                if isinstance(answers[answer], Exception):
+                    raise answers[answer]
+        return answers[pipes[0][0]]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def on_rank(rank: int, answer: Any, spec: PluginSpec, model: str, port: int) -> None:
+    """One of two ranks, in a process of its own: sends its weights as arrays after a step, or the error."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S)
-    trained = Trained(spec.build(), ranks=ranks, model=model)
-    whole, rows = batch(), SHARDS[rank]
-    update = trained.worker.update(whole.select(rows), whole=Denominators.of(whole), rows=rows)
-    expect(update.refused is None, f"a step was refused: {update.refused}")
-    return {name: value.float().numpy() for name, value in trained.weights.items()}
+    try:
+        ranks = Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S / 2)
+        trained = Trained(spec.build(), ranks=ranks, model=model)
+        whole, rows = batch(), SHARDS[rank]
+        update = trained.worker.update(whole.select(rows), whole=Denominators.of(whole), rows=rows)
+        expect(update.refused is None, f"a step was refused: {update.refused}")
+        answer.send({name: value.float().numpy() for name, value in trained.weights.items()})
+    except Exception as error:
+        answer.send(RunError(f"rank {rank}: {type(error).__name__}: {error}"))
 
 
 @check()
