@@ -152,18 +152,19 @@ def _of_ranks(*start: Any) -> dict[str, Any]:
         for process, (_, answer) in zip(processes, pipes, strict=True):
             process.start()
             answer.close()
+        readers: list[Any] = [reader for reader, _ in pipes]
         answers: dict[Any, Any] = {}
-        while waiting := [answer for answer, _ in pipes if answer not in answers]:
-            ready = multiprocessing.connection.wait(waiting, RANKS_S)
+        while waiting := [reader for reader in readers if reader not in answers]:
+            ready: list[Any] = multiprocessing.connection.wait(waiting, RANKS_S)
             expect(bool(ready), f"no answer within {RANKS_S:.0f} s")
-            for answer in ready:
+            for reader in ready:
                 try:
-                    answers[answer] = answer.recv()
+                    answers[reader] = reader.recv()
                 except EOFError:
                     raise RunError("the process of a rank ended") from None
-                if isinstance(answers[answer], Exception):
-                    raise answers[answer]
-        return answers[pipes[0][0]]
+                if isinstance(answers[reader], Exception):
+                    raise answers[reader]
+        return answers[readers[0]]
     finally:
         for process in processes:
             process.kill()
