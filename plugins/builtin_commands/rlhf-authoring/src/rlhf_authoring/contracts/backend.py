@@ -25,7 +25,7 @@ from rlhf_host.settings import RoleConfig, TrainConfig
 CLOSE = 1e-3
 """Largest distance of numbers, relative to the larger, where the backend is exact; elsewhere ``ROUGH``."""
 ROUGH = 0.1
-RANKS_S = 120.0
+RANKS_S = 300.0
 FROZEN = "model.layers.0.mlp.up_proj.weight"
 SHARDS = ([0, 1, 2, 3, 4, 6], [5, 7])
 """The rows of two ranks."""
