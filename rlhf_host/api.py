@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.arguments import Arguments, Settings, configured
+from rlhf_host.arguments import Arguments, Settings, configured, in_arguments, speaking
 from rlhf_host.cli.rollout import prompts_per_step
 from rlhf_host.config.check import check, check_evaluation, check_replay, check_rollout
 from rlhf_host.config.load import read_config
@@ -21,6 +21,7 @@ from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.resumed import check_resume
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import Sampling, Trajectory
 from rlhf_host.records.needs import Needs, Outcome
@@ -28,6 +29,15 @@ from rlhf_host.runs.directory import RunDirectory
 from rlhf_host.runs.models import run_model, run_of
 
 if TYPE_CHECKING:
+    from rlhf_host.keywords import (
+        CheckpointSettings,
+        EvalSettings,
+        PipelineSettings,
+        RoleSettings,
+        RolloutSettings,
+        TrainSettings,
+        TrajectoryLogSettings,
+    )
     from rlhf_host.training.replay import Replay
     from rlhf_host.training.session import Session
 
@@ -40,7 +50,8 @@ Plugins = Any
 """One plugin, a list of them, or a mapping of aliases to them."""
 
 Data = Any
-"""A path, hub name or task plugin's name, a list of these, or rows: a list of dicts, a ``datasets`` object, a data frame."""
+"""A path, hub name or task plugin's name, a list of these, or rows: a list of dicts, a mapping from columns to lists, a
+``datasets`` object, a data frame."""
 
 
 @dataclass(slots=True, repr=False)
@@ -118,6 +129,7 @@ class Run:
         ]
 
 
+@speaking
 def train(
     *,
     algo: Plugin | None = None,
@@ -129,6 +141,30 @@ def train(
     extensions: Plugins | None = None,
     agent: Plugin | None = None,
     trackers: Plugins | None = None,
+    lr: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    n: int | None = None,
+    max_new_tokens: int | None = None,
+    rollout: RolloutSettings | None = None,
+    train: TrainSettings | None = None,
+    actor: RoleSettings | None = None,
+    critic: RoleSettings | None = None,
+    reference: RoleSettings | None = None,
+    reward_model: RoleSettings | None = None,
+    teacher: RoleSettings | None = None,
+    eval: EvalSettings | None = None,
+    checkpoint: CheckpointSettings | None = None,
+    trajectories: TrajectoryLogSettings | None = None,
+    pipeline: PipelineSettings | None = None,
+    engine: Plugin | None = None,
+    backend: Plugin | None = None,
+    runtime: Plugin | None = None,
+    sync: Plugin | None = None,
+    kernels: Plugin | None = None,
+    run_dir: str | Path | None = None,
+    name: str | None = None,
+    seed: int | None = None,
     config: Settings | None = None,
     resume: str | Path | None = None,
     force: bool = False,
@@ -140,39 +176,63 @@ def train(
         algo: the algorithm.
         rewards: reward plugins or functions; they replace those of ``config``.
         model: the model to train: a directory, hub name or GGUF file.
-        data: training data. Columns are named as in files: ``data={"sources": PATH, "prompt_key": "q"}``,
-            ``**{"data.prompt_key": "q"}``.
+        data: training data: a path or a name, a list of rows, a mapping from columns to lists, or a ``datasets.Dataset``. Which
+            columns are meant is a setting, ``**{"data.prompt_key": "q"}``; for files also ``data={"sources": PATH,
+            "prompt_key": "q"}``.
         eval_data: evaluation data.
         eval_rewards: rewards for evaluation; default: ``rewards``.
         extensions: filters, shaping, corrections.
         agent: plays the episodes.
         trackers: trackers in addition to the default ones.
+        lr: peak learning rate of the actor.
+        steps: training steps.
+        batch_size: prompts per step, or rows of data that is trained on as it is.
+        n: samples per prompt.
+        max_new_tokens: longest answer per turn, in tokens.
+        rollout: settings of sampling, as in ``rollout={"temperature": 0.8}``; and so on for every section.
+        train: of updates.
+        actor: of the trained model.
+        critic: of the value model; ``reference``, ``reward_model`` and ``teacher`` likewise.
+        eval: of evaluation.
+        checkpoint: of checkpoints.
+        trajectories: of the trajectory files.
+        pipeline: of sampling ahead, with ``async_depth``.
+        engine: what generates tokens; ``backend``, ``runtime``, ``sync`` and ``kernels`` likewise choose plugins.
+        run_dir: where the run is written.
+        name: of the run.
+        seed: fixes data order, sampling and initial heads.
         config: what ``--config`` takes, or a list of that; all other arguments override it.
         resume: the directory of the run to continue; pass the run's Python objects again.
         force: with ``resume``, let the algorithm, seed, order of the data or models change too.
-        **settings: all other settings, such as ``run_dir`` and ``debug``.
+        **settings: all other settings: dotted, ``**{"train.steps": 10}``, ``debug``, or options under a plugin's name,
+            ``kl={"coef": 0.1}``.
 
     Raises:
         UserError: settings or input cannot be used.
         RunError: the run had to stop.
     """
+    short = {"model": model, "lr": lr, "steps": steps, "batch_size": batch_size, "n": n, "max_new_tokens": max_new_tokens}
+    sections = {"rollout": rollout, "train": train, "checkpoint": checkpoint, "trajectories": trajectories, "eval": eval}
+    roles = {"actor": actor, "critic": critic, "reference": reference, "reward_model": reward_model, "teacher": teacher}
     plugins = {"algo": algo, "reward": rewards, "with": extensions, "agent": agent, "tracker": trackers}
-    inputs = {"actor.model": model, "data": data, "eval.data": eval_data, "eval.reward": eval_rewards}
-    asked = Arguments({**plugins, **inputs}, settings)
+    parts = {"engine": engine, "backend": backend, "runtime": runtime, "sync": sync, "kernels": kernels}
+    inputs = {"data": data, "eval.data": eval_data, "eval.reward": eval_rewards}
+    others = {"pipeline": pipeline, "run_dir": run_dir, "name": name, "seed": seed}
+    asked = Arguments({**plugins, **parts, **inputs, **sections, **roles, **others, **short}, settings)
     if resume is not None:
-        if config is not None or {"preset", "run_dir"} & settings.keys():
+        if config is not None or run_dir is not None or "preset" in settings:
             raise UserError("resume uses the run's own directory and settings: leave config and run_dir out")
         config = require_run(Path(resume))
-    run_dir = None if resume is None else require_run(Path(resume)).parent
-    with configured(asked, "train", config, resume=run_dir) as (run, manager):
-        changes = [] if run_dir is None else check_resume(run_dir, run.config, force=force)
+    directory = None if resume is None else require_run(Path(resume)).parent
+    with configured(asked, "train", config, resume=directory) as (run, manager):
+        changes = [] if directory is None else check_resume(directory, run.config, force=force)
         for warning in [*changes, *check(run, manager, merge_needs(manager))]:
-            print(f"Warning: {warning}", file=sys.stderr)
-        again = None if run_dir is None else run.config.model_copy(update={"run_dir": str(run_dir)})
+            print(f"Warning: {in_arguments(warning)}", file=sys.stderr)
+        again = None if directory is None else run.config.model_copy(update={"run_dir": str(directory)})
         ready = again or with_run_dir(run.config, make=True)
         from rlhf_host.training.run import train as start
 
-        outcome = start(ready, manager, resume=run_dir, rows=asked.rows)
+        outcome = start(ready, manager, resume=directory, rows=asked.rows)
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
     return Run(Path(str(ready.run_dir)), outcome, ready, asked)
@@ -192,6 +252,7 @@ def load_run(run_dir: str | Path) -> Run:
     return Run(files.path, outcome, config, Arguments({}, {}))
 
 
+@speaking
 def evaluate(
     *,
     model: str | Path | None = None,
@@ -221,7 +282,9 @@ def evaluate(
         RunError: too many answers could not be judged.
     """
     judges = "reward" if checkpoint is None else "eval.reward"
-    asked = Arguments({judges: rewards, "agent": agent, "actor.model": model, "eval.data": data}, settings, _asked)
+    asked = Arguments(
+        {judges: rewards, "agent": agent, "model": model, "eval.data": data}, settings, _asked, {**SHORT, "n": "eval.n"}
+    )
     if checkpoint is not None:
         if config is not None or "preset" in settings or model is not None:
             raise UserError("checkpoint uses the run's own model and settings: leave model and config out")
@@ -233,6 +296,7 @@ def evaluate(
         return evaluate_only(run.config, manager, None if output is None else Path(output), rows=asked.rows)
 
 
+@speaking
 def rollout(
     *,
     model: str | Path | None = None,
@@ -265,7 +329,7 @@ def rollout(
         RunError: too many trajectories could not be judged.
     """
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
-    asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
+    asked = Arguments({**plugins, "model": model, "data": data}, settings)
     with configured(asked, "rollout", config) as (run, manager):
         check_rollout(run.config, manager)
         from rlhf_host.training import saved_rows
@@ -290,6 +354,7 @@ def rollout(
         return trajectories
 
 
+@speaking
 def replay(
     saved: str | Path | Sequence[Trajectory],
     *,
@@ -316,7 +381,7 @@ def replay(
         UserError: settings or input cannot be used.
         RunError: a plugin returns something unusable.
     """
-    asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "actor.model": model}, settings)
+    asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "model": model}, settings)
     with configured(asked, "replay", config) as (run, manager):
         check_replay(run.config, manager)
         from rlhf_host.training.replay import replay as score_again
@@ -367,6 +432,6 @@ def session(
             yield running
         return
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
-    asked = Arguments({**plugins, "actor.model": model, "data": data}, settings)
+    asked = Arguments({**plugins, "model": model, "data": data}, settings)
     with configured(asked, "rollout", config) as (ready, manager), run(ready.config, manager, needs=needs) as running:
         yield running

@@ -4,28 +4,71 @@ the configuration that they make with files.
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from rlhf_host.cli.eval import with_defaults
 from rlhf_host.config.load import read_config
 from rlhf_host.config.named import of_old
 from rlhf_host.config.resolve import Resolved, Use, resolve
 from rlhf_host.config.resumed import require_plugins
-from rlhf_host.config.tree import MANY, SINGLE
+from rlhf_host.config.schema import DataConfig
+from rlhf_host.config.tree import MANY, SHORT, SINGLE, fields_of
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.selection import PYTHON
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 Settings = str | Path | Sequence[str | Path]
 """A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
+
+
+_WORDS = {
+    "with": "extensions",
+    "reward": "rewards",
+    "tracker": "trackers",
+    "eval.data": "eval_data",
+    "eval.reward": "eval_rewards",
+}
+_WORDS |= {long: name for name, long in SHORT.items()}
+"""A flag's name → the argument's, where another one."""
+_FLAG = re.compile(r"(rlhf [^;,\n]*)|'?--([a-z][\w.-]*[\w*])'?( (?=[A-Z]{2}|\d))?")
+
+
+def in_arguments(text: str) -> str:
+    """Returns a message with arguments in place of flags: ``rollout.stop=TEXT`` for ``--rollout.stop TEXT``. Commands of ``rlhf``
+    stay as they are.
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        command, flag, space = found.groups()
+        return command or _WORDS.get(flag, flag).replace("-", "_") + ("=" if space else "")
+
+    return _FLAG.sub(argument, text)
+
+
+def speaking(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Lets the messages of errors speak of arguments, not of flags."""
+
+    @functools.wraps(function)
+    def called(*args: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            return function(*args, **named)
+        except (UserError, RunError) as error:
+            error.args = (in_arguments(str(error)),)
+            raise
+
+    return called
 
 
 class Arguments:
@@ -35,9 +78,16 @@ class Arguments:
         named: the parameters, by the key they set; ``None``: not given.
         settings: all other settings, by key or dotted key.
         known: arguments of an earlier run, for the objects that its settings name.
+        short: short names of settings → their whole names.
     """
 
-    def __init__(self, named: Mapping[str, Any], settings: Mapping[str, Any], known: Arguments | None = None):
+    def __init__(
+        self,
+        named: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        known: Arguments | None = None,
+        short: Mapping[str, str] = SHORT,
+    ):
         self.objects: dict[tuple[str, str], Any] = dict(known.objects) if known else {}
         self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
         self.new: set[tuple[str, str]] = set()
@@ -48,6 +98,7 @@ class Arguments:
             if path == "preset":
                 continue
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
+            path = short.get(path.replace("_", "-"), path).replace("-", "_")
             value = self._checked(path, value)
             for part in reversed(path.split(".")):
                 value = {part: value}
@@ -111,7 +162,7 @@ def configured(
         print(f"preset is written config now: config={list(map(str, configs))}", file=sys.stderr)
     loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
     for notice in loaded.notices:
-        print(notice, file=sys.stderr)
+        print(in_arguments(notice), file=sys.stderr)
     if resume is not None:
         require_plugins(resume, loaded.config)
     chosen = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
@@ -157,13 +208,25 @@ def _name_of(kind: str, value: Any) -> str:
     return name if name.isidentifier() else kind  # a lambda
 
 
+def _of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the rows of columns, or None for a mapping of something else. Raises ``UserError`` for columns of different
+    lengths.
+    """
+    if any(isinstance(column, str | Mapping) or not hasattr(column, "__len__") for column in columns.values()):
+        return None
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError(f"data: its columns have different lengths: {', '.join(f'{name} {n}' for name, n in lengths.items())}")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
 def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
     """Returns rows in memory, or None for a value that names a source or is a section of settings."""
     if isinstance(value, str | Path):
         return None
     if isinstance(value, Mapping):
         if not hasattr(value, "column_names"):
-            return None
+            return None if not value or value.keys() & fields_of(DataConfig).keys() else _of_columns(value)
         for name in SPLITS[split]:  # the splits of a dataset
             if name in value:
                 return value[name]

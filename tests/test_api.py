@@ -60,6 +60,15 @@ def small(tiny_model, tmp_path, monkeypatch):
     return {"model": tiny_model, "data": ROWS, "run_dir": "run", **SMALL}
 
 
+def test_data_may_be_columns_and_settings_have_short_names(small):
+    settings = {**small, "rollout": {}, "train": {"threads": 1}, "data": {"q": ["1+1=", "12+34="], "a": ["2", "46"]}}
+    names = {"data.prompt_key": "q", "data.label_key": "a"}
+    run = rlhf_host.train(algo=Plain, rewards=vowels, **settings, **names, steps=1, batch_size=2, n=2, max_new_tokens=4)
+    assert {(row["prompt"], row["label"]) for row in run.files.rows("train", 1)} == {("1+1=", "2"), ("12+34=", "46")}
+    assert (run.config.rollout.n, run.config.rollout.max_new_tokens, run.config.train.steps) == (2, 4, 1)
+    assert run.evaluate(n=3)["eval/samples"] == 6
+
+
 def test_importing_loads_no_torch():
     program = "import sys, rlhf_host; print([name for name in ('torch', 'transformers', 'pydantic') if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

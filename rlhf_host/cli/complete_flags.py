@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from click.shell_completion import CompletionItem
 
@@ -22,7 +22,7 @@ from rlhf_host.config.load import assemble
 from rlhf_host.config.named import OLD
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.recipes import recipes
-from rlhf_host.config.tree import Names
+from rlhf_host.config.tree import NAMED, SHORT, Names
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options, options_model
@@ -36,10 +36,16 @@ FILES = ("output", "from-trajectories", "data", "eval.data")
 
 
 def complete(
-    argv: Sequence[str], incomplete: str, control: Sequence[str], takes: Sequence[str] = (), *, takes_file: bool = False
+    argv: Sequence[str],
+    incomplete: str,
+    control: Sequence[str],
+    takes: Sequence[str] = (),
+    *,
+    takes_file: bool = False,
+    short: Mapping[str, str] = SHORT,
 ) -> list[CompletionItem]:
-    """Returns what ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags; ``takes``: see
-    ``SettingsCommand``.
+    """Returns what ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags; ``takes`` and
+    ``short``: see ``SettingsCommand``.
     """
     words = list(argv)
     if takes_file and not words and not incomplete.startswith("-"):
@@ -53,10 +59,11 @@ def complete(
     tree = _tree(words, control)
     last = words[-1] if words else ""
     if last.startswith("--") and "=" not in last and last[2:] not in SWITCHES and not incomplete.startswith("--"):
-        return _values(last[2:].replace("_", "-"), incomplete, tree)
+        typed = last[2:].replace("_", "-")
+        return _values(typed if typed in control else short.get(typed, typed), incomplete, tree)
     items = []
-    for name, text in _flags(incomplete, tree, control):
-        used = name[2:] in control or uses_flag(takes, Flag(name[2:], None))
+    for name, text in (*((f"--{name}", f"--{long}") for name, long in short.items()), *_flags(incomplete, tree, control)):
+        used = name[2:] in control or uses_flag(takes, Flag(name[2:], None, short.get(name[2:])))
         if _dashed(name).startswith(_dashed(incomplete)) and used:
             rest = name[len(incomplete) :]
             rest = rest.replace("-", "_") if "_" in incomplete.rpartition(".")[2] else rest
@@ -78,7 +85,7 @@ def _flags(incomplete: str, tree: Located, control: Sequence[str]) -> Iterator[t
     for name, option in known_flags().items():
         yield f"--{name}", PLUGINS.get(name, option.description)
     for info in discover():
-        if info.kind in ("extension", "runtime"):
+        if info.kind in NAMED:
             yield f"--{_dashed(info.name)}", f"the {info.kind}; its options follow a dot"
     for kind, spec, prefix in _plugins(incomplete.removeprefix("--"), tree):
         if kind == "reward":

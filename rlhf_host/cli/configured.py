@@ -20,7 +20,7 @@ from rlhf_host.config.merge import DEFAULT
 from rlhf_host.config.named import OLD, of_old
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.schema import SyncChoice, defaults
-from rlhf_host.config.tree import MANY, ROLES, SINGLE, Names, annotation_at, is_choice, lora_path, role_flag
+from rlhf_host.config.tree import MANY, NAMED, ROLES, SHORT, SINGLE, Names, annotation_at, is_choice, lora_path, role_flag
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover
@@ -35,7 +35,7 @@ PLUGINS = {
     "agent": "NAME: how an episode is played",
     "agents": "[ALIAS=]NAME: further agents, for tasks that name one (data.agent_key); repeatable",
     "eval.reward": "[ALIAS=]NAME: rewards for evaluation; default: the training rewards",
-    "tracker": "[ALIAS=]NAME: where metrics go; repeatable, adds to the default ones; ALIAS=none removes one",
+    "tracker": "[ALIAS=]NAME: where metrics go; repeatable, adds to the default ones, as --NAME does; ALIAS=none removes one",
     "engine": "NAME: what generates tokens",
     "backend": "NAME: what makes optimizer steps",
     "runtime": "NAME: in which processes models run",
@@ -43,7 +43,8 @@ PLUGINS = {
     "kernels": "NAME; auto: the installed ones that suit model and device; none: the plain path",
     "sync.verify": str(SyncChoice.model_fields["verify"].description),
     "sync.adapter": str(SyncChoice.model_fields["adapter"].description),
-    "NAME.OPTION": "an option of the extension or runtime NAME; it also chooses NAME: short for --with NAME --with.NAME.OPTION",
+    "NAME.OPTION": "an option of the extension, tracker or runtime NAME; it also chooses NAME, as --NAME alone does: short for"
+    " --with NAME --with.NAME.OPTION",
 }
 """Flags that choose plugins; help adds defaults and what is installed."""
 
@@ -113,11 +114,13 @@ class SettingsCommand(click.Command):
 
     Args:
         control: the command's own flags, beside those that all have.
-        usage: what the command's help begins with; then come ``about``, ``start`` (flag → text), the chosen plugins' options and
-            the schema's ``sections`` (key → title).
+        usage: what the command's help begins with; then come ``about``, ``start`` (flag → text; empty: the schema's), the chosen
+            plugins' options and the schema's ``sections`` (key → title).
         takes: settings that the command uses, as flags spell them (``seed``, ``rollout``, ``actor.model``); flags of others are
             refused, and help leaves them out. Empty: it uses all.
         takes_file: whether the first word is a file.
+        short: short names of settings → their whole names.
+        example: a line of words that help ends with, without ``rlhf`` in front.
     """
 
     def __init__(
@@ -130,9 +133,12 @@ class SettingsCommand(click.Command):
         sections: Mapping[str, str],
         takes: Sequence[str] = (),
         takes_file: bool = False,
+        short: Mapping[str, str] = SHORT,
+        example: str = "",
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
+        self.short, self.example = short, example
         self.control, self.takes, self.takes_file = (*control, *SHARED, "help"), takes, takes_file
         self.usage, self.about, self.start, self.sections = usage, about, {**start, **SHARED}, sections
 
@@ -142,7 +148,7 @@ class SettingsCommand(click.Command):
             ctx.params["argv"] = words
             return []
         file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
-        own, flags = take(parse(words), (*self.control, *OLD))
+        own, flags = take(parse(words, self.short), (*self.control, *OLD))
         leave_out(ctx, own.get("disable", ()))
         line = CommandLine(self.control, own, flags, file)
         if "help" in own:
@@ -166,7 +172,8 @@ class SettingsCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from rlhf_host.cli.complete_flags import complete
 
-        return complete(ctx.params.get("argv", []), incomplete, self.control, self.takes, takes_file=self.takes_file)
+        words = ctx.params.get("argv", [])
+        return complete(words, incomplete, self.control, self.takes, takes_file=self.takes_file, short=self.short)
 
     def show_help(self, line: CommandLine) -> None:
         """Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here."""
@@ -174,15 +181,24 @@ class SettingsCommand(click.Command):
         formatter.write_usage("rlhf", self.usage)
         formatter.write_paragraph()
         formatter.write_text(self.about)
-        _write(formatter, "Start here", _with_names(self.start))
+        _write(formatter, "Start here", self._spelled(_with_names(self.start)))
         tree = assemble(line.configs, line.flags, Problems())
         for kind, spec, prefix in chosen_plugins(tree):
             _write(formatter, *_plugin(kind, spec, prefix))
         plugins = {flag: text for flag, text in PLUGINS.items() if uses(self.takes, flag.partition(".")[0])}
         _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(plugins))
         for key, title in self.sections.items():
-            _write(formatter, title, _section(key, self.takes))
+            _write(formatter, title, self._spelled(_section(key, self.takes)))
+        if self.example:
+            with formatter.section("Example"):
+                formatter.write_text(f"rlhf {self.example}")
         click.echo(formatter.getvalue().rstrip())
+
+    def _spelled(self, rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+        """Yields rows of help with the flags' short names in front."""
+        for flag, text in rows:
+            names = [f"--{name}" for name, long in self.short.items() if f"--{long}" == flag and name not in self.control]
+            yield ", ".join([*names, flag]), text
 
 
 def uses(takes: Sequence[str], name: str) -> bool:
@@ -212,9 +228,12 @@ def kind_of(flag: str) -> str | None:
 
 
 def _with_names(flags: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Rows for flags; those that choose plugins say which there are."""
+    """Rows for flags; those that choose plugins say which there are, those without a text what the schema says."""
     installed = discover()
     for flag, text in flags.items():
+        if not text:
+            yield _row(flag, known_flags()[flag])
+            continue
         names = dict.fromkeys(info.name for info in installed if info.kind == kind_of(flag))
         default = defaults().get(flag, {})
         facts = ["default " + str(default.get("name") or ", ".join(default))] if default else []
@@ -255,7 +274,7 @@ def chosen_plugins(tree: Located) -> Iterator[tuple[str, str, str]]:
         for alias, choice in {"": choices}.items() if is_choice((key,)) else choices.value.items():
             name = choice.value.get("name")
             if name is not None and name.where != DEFAULT and (kind != "kernels" or name.value not in WORDS):
-                prefix = name.value if name.implied and kind in ("extension", "runtime") else f"{key}.{alias}".rstrip(".")
+                prefix = name.value if name.implied and kind in NAMED else f"{key}.{alias}".rstrip(".")
                 yield kind, name.value, prefix
 
 

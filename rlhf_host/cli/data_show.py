@@ -37,6 +37,7 @@ _MEASURED = 10_000  # units whose lengths are looked at
     about=ABOUT,
     start=START,
     sections={"data": "Data"},
+    example="data show train.jsonl --model models/x",
     takes=("actor", "data"),
     takes_file=True,
 )

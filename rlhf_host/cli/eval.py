@@ -14,6 +14,7 @@ from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.resolve import resolve
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import visible
 from rlhf_host.phases import phase
 from rlhf_host.runs.models import run_model, run_of
@@ -39,7 +40,17 @@ SECTIONS = {"eval": "Evaluation", "rollout": "Rollouts", "roles": "Models", "dat
 ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets. Flags and files are those of rlhf train."
 
 
-@click.command("eval", cls=SettingsCommand, control=CONTROL, usage="eval [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+@click.command(
+    "eval",
+    cls=SettingsCommand,
+    control=CONTROL,
+    usage="eval [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
+    short={**SHORT, "n": "eval.n"},
+    example="eval --model models/x --data test.jsonl --reward math_verifier --n 4",
+)
 def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""
     checkpoint, config_path = line.value("checkpoint"), None

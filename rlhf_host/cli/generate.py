@@ -48,6 +48,7 @@ data with answers train on it: rlhf train --algo NAME --data FILE.jsonl."""
     about=ABOUT,
     start=START,
     sections={"rollout": "Rollouts", "roles": "Models", "data": "Data"},
+    example="generate --output best.jsonl --model models/x --data x.jsonl --n 8",
 )
 @click.pass_context
 def generate(ctx: click.Context, line: CommandLine) -> None:

@@ -43,6 +43,7 @@ or of a run with --trajectories.tokens. No model is loaded unless a plugin needs
     about=ABOUT,
     start=START,
     sections={"roles": "Models"},
+    example="replay answers.jsonl --reward format --algo rloo",
     takes_file=True,
 )
 def replay(line: CommandLine) -> None:

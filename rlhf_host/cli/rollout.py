@@ -48,6 +48,7 @@ tokens, log-probabilities, versions, rewards. Train on it with rlhf train --from
     about=ABOUT,
     start=START,
     sections={"rollout": "Rollouts", "roles": "Models", "data": "Data"},
+    example="rollout --output answers.jsonl --model models/x --data x.jsonl --n 4",
 )
 @click.pass_context
 def rollout(ctx: click.Context, line: CommandLine) -> None:

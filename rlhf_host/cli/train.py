@@ -33,6 +33,11 @@ START = {
     "actor.model": "the model to train: a directory, hub name or GGUF file",
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable; replaces the data of the file",
     "eval.data": "PATH[@WEIGHT]: the same, for evaluation",
+    "actor.lr": "",
+    "train.steps": "",
+    "train.batch-size": "",
+    "rollout.n": "",
+    "rollout.max-new-tokens": "",
     "run-dir": "where the run is written (default runs/<time>-<name>)",
     "resume": "RUN_DIR: continue from its newest checkpoint with its settings; flags may change some, such as --train.steps",
     "force": "with --resume: let the algorithm, seed, order of the data or models change too",
@@ -63,7 +68,15 @@ ABOUT = """Train a language model. Every setting is both a flag and a key of the
 Flags override the file. Write a list by repeating its flag or with commas; a flag without a value is true."""
 
 
-@click.command(cls=SettingsCommand, control=CONTROL, usage="train [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+@click.command(
+    cls=SettingsCommand,
+    control=CONTROL,
+    usage="train [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
+    example="train --algo rloo --reward math_verifier --model models/x --data x.jsonl",
+)
 @click.pass_context
 def train(ctx: click.Context, line: CommandLine) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""

@@ -311,7 +311,7 @@ def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
             section, *rest = forbidden.setting.split(".")
             sections = {forbidden.setting: settings[section]} if section in settings else {}
             unknown = PluginError(f"{key} forbids {forbidden.setting!r}, and there is no such setting; tell its author")
-            if section in installed:
+            if installed.get(section) == "extension":
                 items = [item for item in manager.loaded if (item.kind, item.info.name) == ("extension", section)]
                 aliases = {item.alias: "" if item.alias == section else "with." for item in items}
                 sections = {f"{head}{alias}.{'.'.join(rest)}": settings["with"][alias] for alias, head in aliases.items()}

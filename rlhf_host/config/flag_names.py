@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.config.tree import MANY, ROLES, SHORTHANDS, SINGLE, Names, Path, annotation_at
+from rlhf_host.config.tree import MANY, NAMED, ROLES, SHORT, SHORTHANDS, SINGLE, Names, Path, annotation_at
 from rlhf_host.errors import PluginError, a, closest, near_matches
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.hints import of_flag, of_nobody
@@ -43,7 +43,7 @@ def what_is_meant(
     """
     name = typed.replace("_", "-")
     head, dot, rest = name.partition(".")
-    known, options = [*known_flags(), *control], [option for key, text in chosen for option in _options(key, text)]
+    known, options = [*known_flags(), *control, *SHORT], [option for key, text in chosen for option in _options(key, text)]
     heads = {key for key, _ in chosen if key in SINGLE}
     if inside := [other for other in known if other.startswith(f"{name}.")]:
         return f" is a section: set its keys, such as --{inside[0]}"
@@ -109,7 +109,7 @@ def of_plugin(name: str) -> str:
             continue
         choice, option = f"--{key} {info.name}", name.removeprefix(f"{own}-")
         prefix = f"{choice} --{key}" if key in SINGLE else f"{choice} --{key}.{info.name}"
-        if info.kind == "extension" and Names().place(info.name.replace("-", "_"))[1]:
+        if info.kind in NAMED and Names().place(info.name.replace("-", "_"))[1]:
             prefix = f"--{own}"
         if name == own and not any(each.default is None for each in options):
             hints.append(f"; {info.name!r} is {a(info.kind)}: {choice}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
@@ -19,6 +19,7 @@ from rlhf_host.config.merge import merge
 from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.tree import (
     DATA,
+    SHORT,
     Names,
     annotation_at,
     canonical,
@@ -47,6 +48,8 @@ class Flag:
     name: str
     """Name as typed, without the dashes and the value."""
     value: str | None
+    long: str | None = None
+    """The setting's whole name, if a short one was typed."""
 
     @property
     def text(self) -> str:
@@ -54,11 +57,14 @@ class Flag:
 
     @property
     def parts(self) -> list[str]:
-        return [part.replace("-", "_") for part in self.name.split(".")]
+        return [part.replace("-", "_") for part in (self.long or self.name).split(".")]
 
 
-def parse(argv: Sequence[str]) -> list[Flag]:
+def parse(argv: Sequence[str], short: Mapping[str, str] = SHORT) -> list[Flag]:
     """Split the command line into flags.
+
+    Args:
+        short: short names of settings → their whole names.
 
     Raises:
         UserError: something else where a flag should be.
@@ -75,12 +81,9 @@ def parse(argv: Sequence[str]) -> list[Flag]:
             hint = of_flag(name, value) or (of_flag(flags[-1].name) if flags else "") or hint
             raise UserError(f"unexpected argument {token!r}: flags look like --rollout.n 8{hint}")
         name, equals, value = token[2:].partition("=")
-        if equals:
-            flags.append(Flag(name, value))
-        elif name in SWITCHES or not rest or rest[0].startswith("--"):
-            flags.append(Flag(name, None))
-        else:
-            flags.append(Flag(name, rest.pop(0)))
+        alone = name in SWITCHES or not rest or rest[0].startswith("--")
+        text = value if equals else None if alone else rest.pop(0)
+        flags.append(Flag(name, text, short.get(name.replace("_", "-"))))
     return flags
 
 
@@ -153,7 +156,7 @@ def _takes_names(path: Path) -> bool:
 def _value(path: Path, flags: Sequence[Flag], problems: Problems) -> Located | None:
     """Returns what the flag, perhaps repeated, sets."""
     last, annotation = flags[-1], annotation_at(path)
-    if len(spellings := {".".join(flag.parts): flag.text for flag in flags}) > 1:
+    if len(spellings := {flag.name.replace("-", "_"): flag.text for flag in flags}) > 1:
         problems.lines.append(f"{' and '.join(spellings.values())} set the same: leave one out")
         return None
     texts = [Text("true" if flag.value is None else flag.value) for flag in flags]

@@ -44,6 +44,19 @@ SHORTHANDS = {
 ROLES = tuple(SHORTHANDS.values())
 """Roles with a shorthand; where a role starts from another, these names mean a role and no path."""
 
+SHORT = {
+    "model": "actor.model",
+    "lr": "actor.lr",
+    "steps": "train.steps",
+    "batch-size": "train.batch-size",
+    "n": "rollout.n",
+    "max-new-tokens": "rollout.max-new-tokens",
+}
+"""Short names that flags and arguments have for the settings that everybody sets."""
+
+NAMED = {"extension": "with", "tracker": "tracker", "runtime": "runtime"}
+"""Kinds of plugins whose names are flags and keys of their own → the key that chooses one."""
+
 DATA: tuple[Path, ...] = (("data",), ("eval", "data"))
 """Places of data sources."""
 
@@ -60,14 +73,14 @@ def role_flag(role: str) -> str:
 
 
 class Names:
-    """Meanings of top-level keys: a setting, a role, or the name of an extension or a runtime. Imports none of these."""
+    """Meanings of top-level keys: a setting, a role, or the name of an extension, a tracker or a runtime. Imports none of these."""
 
     @cached_property
     def plugins(self) -> Mapping[str, str]:
-        """Extensions and runtimes by name → their kind. With those of the lists that come with the host, so that choosing one says
-        what to install."""
-        kinds = {info.name: info.kind for info in discover(disabled=True) if info.kind in ("extension", "runtime")}
-        return dict.fromkeys(offered()["extension"], "extension") | kinds
+        """Extensions, trackers and runtimes by name → their kind. With those of the lists that come with the host, so that choosing
+        one says what to install."""
+        listed = {name: kind for kind in NAMED for name in offered().get(kind, ())}
+        return listed | {info.name: info.kind for info in discover(disabled=True) if info.kind in NAMED}
 
     def place(self, key: str) -> tuple[Path, str | None]:
         """Returns where the key's settings belong, and the plugin that they choose."""
@@ -78,7 +91,8 @@ class Names:
         name = next((name for name in self.plugins if name.replace("-", "_") == key), None)
         if name is None:
             return (key,), None
-        return ("with", name) if self.plugins[name] == "extension" else ("runtime",), name
+        key = NAMED[self.plugins[name]]
+        return (key, name) if key in MANY else (key,), name
 
     @staticmethod
     def option_flag(plugin: str, option: str) -> str | None:

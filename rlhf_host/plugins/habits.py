@@ -69,19 +69,19 @@ FLAGS = {
         "--data.epochs N for passes over a data set that is trained on as it is, or --train.steps N, in batches of prompts, for a"
         " run that samples (--train.epochs N is passes over each of these batches)"
     ),
-    "iterations iters num_iters num_steps n_steps total_steps training_steps": "--train.steps {}",
-    "model_name model_path model_id base_model pretrained hf_model": "--actor.model PATH",
+    "iterations iters num_iters num_steps n_steps total_steps training_steps": "--steps {}",
+    "model_name model_path model_id base_model pretrained hf_model": "--model PATH",
     "ref_model reference_model": "--reference.model PATH",
     "dataset_path data_path train_data train_file train_dataset prompts prompt_file": "--data PATH",
     "eval_data eval_file val_data val_file val_dataset validation_file test_data test_file test_dataset": "--eval.data PATH",
     "out output outdir out_dir save_dir save_path work_dir workdir log_dir logdir checkpoint_dir": "--run-dir DIRECTORY",
     "exp_name experiment experiment_name": "--name NAME",
-    "bs batch global_batch_size": "--train.batch-size {}, in prompts, each with --rollout.n N answers",
-    "n n_samples num_samples samples group_size num_rollouts num_responses": "--rollout.n {}",
+    "bs batch global_batch_size": "--batch-size {}, in prompts, each with --n N answers",
+    "n_samples num_samples samples group_size num_rollouts num_responses": "--n {}",
     "max_seq_len max_seq_length seq_len seq_length context_length": (
         "--rollout.max-tokens {} for a run that samples, --data.max-tokens {} for one over a data set"
     ),
-    "max_completion_len max_response_len max_response_length response_length max_gen_len": "--rollout.max-new-tokens {}",
+    "max_completion_len max_response_len max_response_length response_length max_gen_len": "--max-new-tokens {}",
     "max_prompt_len": "--data.max-prompt-tokens {}",
     "kl_penalty kl_weight kl_beta kl_loss_coef": "--kl.coef {}",
     "log_with logger logging tracking": "--tracker NAME",

@@ -156,8 +156,8 @@ def test_eval_rewards_are_their_own():
         (["--roles.helper.modle", "1"], "--roles.helper.modle: no such flag; did you mean '--roles.helper.model'"),
         (["--rewrd", "length"], "--rewrd: no such flag; did you mean '--reward'"),
         (
-            ["--console.width", "80"],
-            "--console.width: no such flag; the options of 'console' are set with --tracker.console.width",
+            ["--cpu.width", "80"],
+            "--cpu.width: no such flag; the options of 'cpu' are set with --kernels.width",
         ),
         (["--transformers.x", "1"], "--transformers.x: no such flag; the options of 'transformers' are set with --engine.x"),
         (["--rollout", "4"], "--rollout is a section: set its keys, such as --rollout.n"),
@@ -200,7 +200,7 @@ def test_eval_rewards_are_their_own():
         (["--critic.lr", "1", "--roles.critic.lr", "2"], "--critic.lr and --roles.critic.lr set the same: leave one out"),
         (["--tracker", "consle=none"], "--tracker: there is no 'consle' to take away; did you mean 'console'?"),
         (["--with", "sift=none"], "--with: there is no 'sift' to take away"),
-        (["--lr", "1"], "--lr: no such flag; did you mean '--actor.lr' or '--critic.lr'"),
+        (["--lrr", "1"], "--lrr: no such flag; did you mean '--lr'"),
         (["--pretrain", "m"], "--pretrain: no such flag; OpenRLHF's --pretrain is --actor.model here"),
         (["--learning-rate", "1"], "--learning-rate: no such flag; OpenRLHF's and TRL's --learning_rate is --actor.lr here"),
         (
@@ -275,8 +275,10 @@ PPO = ("--algo", "ppo", "--reward", "math_verifier")
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--wandb"], "--wandb: no such flag; 'wandb' is a tracker: --tracker wandb"),
-        (["--tensorboard", "true"], "--tensorboard: no such flag; 'tensorboard' is a tracker: --tracker tensorboard"),
+        (
+            ["--wandb", "sums"],
+            "--wandb takes no value: set an option of 'wandb', --wandb.project VALUE or --wandb.entity VALUE",
+        ),
         (["--vllm"], "--vllm: no such flag; 'vllm' is an engine: --engine vllm"),
         (
             ["--gpus", "8"],
@@ -285,7 +287,7 @@ PPO = ("--algo", "ppo", "--reward", "math_verifier")
         (["--kl-coef", "0.1"], "--kl-coef: no such flag; did you mean '--kl.coef'?"),
         (["--kl", "0.1"], "--kl takes no value: set an option of 'kl', --kl.coef VALUE"),
         (["--rollout-n", "4"], "--rollout-n: no such flag; did you mean '--rollout.n'?"),
-        (["--console-width", "80"], "--console-width: no such flag; did you mean '--tracker console --tracker.console.width'?"),
+        (["--console-width", "80"], "--console-width: no such flag; did you mean '--console.width'?"),
         ([*PPO, "--value-clip", "1"], "--value-clip: no such flag; did you mean '--algo.value-clip'?"),
         (["--epochs", "3"], f"--epochs: no such flag; {EPOCHS}"),
         (["--algo", "toy", "--gamma", "0.9"], "--gamma: no such flag"),

@@ -128,6 +128,41 @@ def test_a_runtime_is_chosen_by_its_options():
     }
 
 
+def test_a_tracker_is_chosen_by_its_name():
+    for flags in (["--wandb"], ["--tracker", "wandb"], ["--tracker", "wandb", "--wandb"]):
+        assert [*chosen(load_config(flags=flags), "tracker")] == ["console", "jsonl", "wandb"]
+    wandb = {"name": "wandb", "project": "sums"}
+    assert chosen(load_config(flags=["--wandb.project", "sums"]), "tracker")["wandb"] == wandb
+    assert chosen(load_config(write("wandb: {project: sums}\n")), "tracker")["wandb"] == wandb
+
+
+SHORT_FLAGS = ["--model", "m", "--lr", "1e-5", "--steps", "7", "--batch-size", "8", "--n", "4", "--max-new-tokens", "16"]
+
+
+def test_settings_that_everybody_sets_have_short_names():
+    long = {
+        "actor.model": "m",
+        "actor.lr": 1e-5,
+        "train.steps": 7,
+        "train.batch_size": 8,
+        "rollout.n": 4,
+        "rollout.max_new_tokens": 16,
+    }
+    assert load_config(flags=SHORT_FLAGS) == read_config(Arguments({}, long).settings).config
+    arguments = {"model": "m", "lr": 1e-5, "steps": 7, "batch_size": 8, "n": 4, "max_new_tokens": 16}
+    assert load_config(flags=SHORT_FLAGS) == read_config(Arguments(arguments, {}).settings).config
+    assert refusal("--lr", "1", "--actor.lr", "2") == ["--lr and --actor.lr set the same: leave one out"]
+    assert refusal("--steps", "many") == ["--steps: should be a valid integer, not 'many'"]
+    assert load_config(write("actor: {lr: 1e-3}\n"), ["--lr", "1e-5"]).roles["actor"].lr == 1e-5
+
+
+def test_a_short_name_means_what_the_command_uses(rlhf):
+    assert "--n, --eval.n" in rlhf("eval", "--help").stdout
+    (line,) = rlhf.refused("chat", "m", "--lr", "1")
+    assert line.startswith("--lr: rlhf chat does not use it; it takes --actor.model")
+    assert rlhf("train", "--algo", "toy", "--reward", "length", "--n", "3", "--print-config").stdout.count("\n  n: 3\n") == 1
+
+
 def test_two_runtimes_are_an_error_that_names_both():
     says = "belongs to the runtime 'ray', and {} chooses 'local': leave one out"
     assert refusal(file="runtime: local\nray: {num_cpus: 4}\n") == ["run.yaml:2: ray: " + says.format("run.yaml:1: runtime")]

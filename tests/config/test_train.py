@@ -42,9 +42,9 @@ def trained(monkeypatch: pytest.MonkeyPatch):
 
 def test_help_lists_the_schema_with_the_important_flags_first(rlhf):
     text = rlhf("train", "--help").stdout
-    assert re.findall(r"^  (--[a-z.-]+) ", text, re.M)[:4] == ["--algo", "--reward", "--actor.model", "--data"]
+    assert re.findall(r"^  (--[a-z.-]+),? ", text, re.M)[:4] == ["--algo", "--reward", "--model", "--data"]
     for flag in (
-        "--rollout.n",
+        "--n, --rollout.n",
         "--train.old-logprobs",
         "--sync.verify",
         "--checkpoint.best",
@@ -52,6 +52,7 @@ def test_help_lists_the_schema_with_the_important_flags_first(rlhf):
         "--eval.k",
     ):
         assert f"  {flag} " in text
+    assert text.endswith("Example:\n  rlhf train --algo rloo --reward math_verifier --model models/x --data x.jsonl\n")
     assert "samples per prompt (int, default 8)" in text
     assert "--critic.*" in text
 

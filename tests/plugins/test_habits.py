@@ -19,8 +19,8 @@ from rlhf_host.plugins.discovery import discover
 
 TABLES = {"": habits.COMMANDS, "plugins": habits.PLUGINS, "data": habits.DATA}
 RUNS = (
-    ("--algo", "grpo", "--reward", "math_verifier", "--actor.model", "m", "--data", "a.jsonl"),
-    ("--algo", "sft", "--actor.model", "m", "--data", "a.jsonl"),
+    ("--algo", "grpo", "--reward", "math_verifier", "--model", "m", "--data", "a.jsonl"),
+    ("--algo", "sft", "--model", "m", "--data", "a.jsonl"),
 )
 PLACES = {"NAME": "tensorboard", "PATH": "b.jsonl", "DIRECTORY": "d", "N": "512", "RUN_DIR": "r", "FILE.yaml": "empty.yaml"}
 
@@ -68,7 +68,8 @@ def test_flags_that_are_named_are_accepted(text, tmp_path, monkeypatch):
 
 def accepted(*words: str) -> bool:
     own, flags = take(parse(words), ("config",))
-    flags = [flag for number, flag in enumerate(flags) if flag.text not in {other.text for other in flags[number + 1 :]}]
+    last = {".".join(flag.parts): number for number, flag in enumerate(flags)}
+    flags = [flag for number, flag in enumerate(flags) if last[".".join(flag.parts)] == number]
     try:
         run = resolve(read_config(own.get("config", []), flags).config)
         manager = run.plugins()

@@ -45,7 +45,15 @@ ABOUT = """Say how much memory a run needs on each device in each phase. Flags a
 loaded, and of models only config.json is read."""
 
 
-@click.command(cls=SettingsCommand, control=CONTROL, usage="plan [FLAGS]", about=ABOUT, start=START, sections=SECTIONS)
+@click.command(
+    cls=SettingsCommand,
+    control=CONTROL,
+    usage="plan [FLAGS]",
+    about=ABOUT,
+    start=START,
+    sections=SECTIONS,
+    example="plan --algo ppo --model models/x --engine vllm",
+)
 def plan(line: CommandLine) -> None:
     """Say how much memory a run needs on each device in each phase, before it starts."""
     device = KINDS.get(word := line.value("device") or "cuda")

@@ -32,7 +32,7 @@ ABOUT = """Talk to a model, or to the model of a run: a line is a message. An em
 conversation is rendered and goes on as in training, for a run's model with the run's settings."""
 
 
-@model_command("chat", about=ABOUT, start=START, sections=SECTIONS, takes=ANSWERS)
+@model_command("chat", about=ABOUT, start=START, sections=SECTIONS, takes=ANSWERS, example="runs/RUN --rollout.temperature 0")
 def chat(line: CommandLine, config: RunConfig) -> None:
     """Talk to a model in the terminal."""
     phase("Loading libraries")

@@ -38,12 +38,13 @@ OF_RUN = ("seed", "roles", "data", "rollout")
 
 
 def model_command(
-    name: str, *, about: str, start: Mapping[str, str], sections: Mapping[str, str], takes: Sequence[str]
+    name: str, *, about: str, start: Mapping[str, str], sections: Mapping[str, str], takes: Sequence[str], example: str
 ) -> Callable[[Callable[[CommandLine, RunConfig], None]], click.Command]:
     """Returns a decorator that makes ``rlhf NAME MODEL`` of a function, which works until it returns or Ctrl-C ends it.
 
     Args:
         takes: settings that it uses; others are refused.
+        example: what may follow the name.
         start: as ``SettingsCommand``, beside ``--checkpoint``; names without a section are the command's own flags.
     """
     flags = {"checkpoint": CHECKPOINT, **start}
@@ -67,6 +68,7 @@ def model_command(
             sections=sections,
             takes=takes,
             takes_file=True,
+            example=f"{name} {example}",
         )
 
     return decorate

@@ -24,7 +24,7 @@ ABOUT = """Serve a model, or the model of a run, with the API that programs see 
 tools, token ids and log-probabilities. A run's model gets the run's settings for prompts and sampling. Ctrl-C ends it."""
 
 
-@model_command("serve", about=ABOUT, start=START, sections=SECTIONS, takes=ANSWERS)
+@model_command("serve", about=ABOUT, start=START, sections=SECTIONS, takes=ANSWERS, example="runs/RUN --port 8000")
 def serve(line: CommandLine, config: RunConfig) -> None:
     """Serve a model by OpenAI's API, as programs reach it in training."""
     actor = config.roles["actor"]

@@ -30,6 +30,7 @@ protocol ask it at /get_reward. Ctrl-C ends it."""
     start=START,
     sections={"roles": "Models", "train": "Passes"},
     takes=(*MODEL, "train.max-tokens-per-microbatch", "rollout.max-tokens"),
+    example="models/reward --port 8001",
 )
 def serve_reward(line: CommandLine, config: RunConfig) -> None:
     """Serve a reward model, as the reward http_reward asks it."""
