@@ -16,7 +16,7 @@ class Torch:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-    traits = BackendTraits(state_bytes=12, everywhere=True)  # in float32: the gradient, and two moments of AdamW
+    traits = BackendTraits(state_bytes=12, everywhere=True, saved_bytes=8)  # in float32: the gradient, and two moments of AdamW
 
     def __init__(self, options: Options):
         self.options = options

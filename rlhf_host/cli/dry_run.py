@@ -31,6 +31,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     Raises:
         UserError: something the run needs is missing or malformed, or would be refused later.
     """
+    from rlhf_host.training import disk
     from rlhf_host.training.assemble import runtime_plugin, runtime_start
     from rlhf_host.training.inputs import STEPS
     from rlhf_host.training.rehearsal import check_inputs, rehearse
@@ -55,7 +56,10 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(f"runtime {config.runtime.name}: {line}")
     for line in rehearse(start, remote=RunTraits.of(config).runtime.remote):
         click.echo(line)
-    for line in forecasts(config, manager):
+    for line in [
+        *disk.told(config, start, Path(str(config.run_dir)), config.train.steps or STEPS),
+        *forecasts(config, manager),
+    ]:
         click.echo(line)
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:

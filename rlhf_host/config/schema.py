@@ -307,7 +307,12 @@ class EvalConfig(Section):
 
 class CheckpointConfig(Section):
     every: int = Field(20, ge=0, description="steps between checkpoints; 0: only at the end, on Ctrl-C and when the run fails")
-    keep: int = Field(2, ge=0, description="how many of the newest checkpoints to keep; 0: all")
+    keep: int | None = Field(
+        None,
+        ge=0,
+        description="how many of the newest checkpoints to keep; 0: all; default: two while the run goes on, and the last one when"
+        " it has finished",
+    )
     best: str | None = Field(
         None, description="also keep the checkpoint with the best value of this metric, such as eval/pass@1"
     )

@@ -34,6 +34,8 @@ class BackendTraits(Traits):
     """The plugin also has ``split`` (``SplitsFrozen``), for models that are not trained, on several ranks."""
     everywhere: bool = False
     """``weights`` also takes ``everywhere``, so that every rank can send to the engine on its own GPU."""
+    saved_bytes: int = 0
+    """Bytes per trained number of what ``save`` writes, in all files of all ranks together. 0: unknown."""
 
 
 class Ranks(Protocol):

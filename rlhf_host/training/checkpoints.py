@@ -7,6 +7,8 @@ import hashlib
 import json
 import logging
 import math
+import os
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,6 +71,10 @@ def save_checkpoint(
     return copy_checkpoint(run_dir, step, state, tensors, save_roles, save_state, save_pending)()
 
 
+def step_dir(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
 def copy_checkpoint(
     run_dir: Path,
     step: int,
@@ -92,7 +98,7 @@ def copy_checkpoint(
     Raises:
         RunError: it cannot be written, or the weights diverged. Both are raised here or by the returned function.
     """
-    path = run_dir / "checkpoints" / f"step-{step:06d}"
+    path = step_dir(run_dir, step)
     before = checkpoint_dirs(run_dir)
     models = {name: Path("model" if name == "actor" else f"roles/{name}") for name in save_roles}
     writers: list[Writer | None] = []
@@ -124,15 +130,20 @@ def copy_checkpoint(
     return write
 
 
-def save_model(run_dir: Path, save: Callable[[Path], Writer | None]) -> None:
-    """Writes ``model/``. Raises ``RunError`` if it cannot be written.
-
-    Args:
-        save: as in ``copy_checkpoint``.
+def link_model(run_dir: Path, step: int) -> None:
+    """Makes ``model/`` of the step's checkpoint. Weights are links, so they are on the disk once; where there are no links, and of
+    all other files, which people edit, copies. Raises ``RunError`` if it cannot be written.
     """
+
+    def link(source: str, target: str) -> None:
+        if source.endswith(".safetensors"):
+            with contextlib.suppress(OSError):
+                os.link(source, target)
+                return
+        shutil.copy2(source, target)
+
     with new_directory(run_dir / "model", room=ROOM) as directory:
-        if (write := save(directory)) is not None:
-            write()
+        shutil.copytree(step_dir(run_dir, step) / "model", directory, dirs_exist_ok=True, copy_function=link)
 
 
 def model_written(run_dir: Path, checkpoint: Checkpoint) -> bool:

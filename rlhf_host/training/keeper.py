@@ -16,6 +16,7 @@ import torch
 
 from rlhf_host.config.run_dir import BEST, LAST
 from rlhf_host.errors import DivergedError, LostError, RunError, near_matches
+from rlhf_host.phases import phase
 from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.training.checkpoints import (
     Checkpoint,
@@ -25,6 +26,7 @@ from rlhf_host.training.checkpoints import (
     point_to,
     remove_leftovers,
 )
+from rlhf_host.training.disk import WHILE_RUNNING
 from rlhf_host.training.parts import RunParts
 from rlhf_host.training.pending import read_pending, write_pending
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
@@ -123,10 +125,14 @@ class CheckpointKeeper:
         """Writes the last checkpoint where it is wanted, and waits for it."""
         progress, needed = self.parts.progress, interrupted or self.parts.config.checkpoint.final
         if needed and not self._up_to_date(groups=interrupted):
+            phase("Writing the last checkpoint")
             self.save(needed=True)
         self.settle(needed=needed)
-        if progress.begun is not None:  # nobody begins again with it
-            keep_checkpoints(self.parts.run_dir, progress.step, self.parts.config.checkpoint.keep, (progress.best_step,))
+        keep = self.parts.config.checkpoint.keep
+        if keep is None and not interrupted:
+            keep_checkpoints(self.parts.run_dir, progress.step, 1, (progress.best_step,))
+        elif progress.begun is not None:  # nobody begins again with it
+            keep_checkpoints(self.parts.run_dir, progress.step, WHILE_RUNNING if keep is None else keep, (progress.best_step,))
 
     def rescue(self) -> None:
         """Writes a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
@@ -235,6 +241,7 @@ class CheckpointKeeper:
         """Returns what writes a checkpoint, links to it and removes the oldest, but that with which a lost run begins again."""
         step, best, begun = self.parts.progress.step, self.parts.progress.best_step, self.parts.progress.begun
         run_dir, keep = self.parts.run_dir, self.parts.config.checkpoint.keep
+        keep = WHILE_RUNNING if keep is None else keep
 
         def work() -> None:
             write()

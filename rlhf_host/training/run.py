@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from rlhf_host.config.resolve import merge_needs
@@ -14,12 +13,11 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.garbage import frozen
-from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Outcome
-from rlhf_host.training import assemble
+from rlhf_host.training import assemble, disk
 from rlhf_host.training.assemble import Started
-from rlhf_host.training.checkpoints import Checkpoint, load_checkpoint, save_model, take_back_replaced
+from rlhf_host.training.checkpoints import Checkpoint, link_model, load_checkpoint, take_back_replaced
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.failures import explained, is_lost, message_of
 from rlhf_host.training.inputs import Inputs, read_inputs
@@ -90,7 +88,7 @@ def _prepared(
         try:
             write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
             loop = _loop(config, manager, started, inputs, events, run_dir)
-            notices = list(inputs.notices)
+            notices = [*inputs.notices, *disk.told(config, start, run_dir, inputs.steps(config))]
             if checkpoint is not None:
                 loop.keeper.restore(checkpoint)
             elif resume is not None:
@@ -139,8 +137,7 @@ def _guarded(
         events.run(loop.sync(), interruptible=False)
         outcome = loop.run()
         if outcome.status == "finished" and parts.config.checkpoint.final:
-            phase("Writing the model")
-            save_model(parts.run_dir, partial(parts.runtime.save_role, "actor"))
+            link_model(parts.run_dir, progress.step)
     except BaseException as error:
         if is_lost(error):
             loop.keeper.close()

@@ -56,7 +56,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
     for page in WRITTEN:
         for words in commands(page):
             for flag, value in pairwise(words):
-                if (flag == "--model" or flag.endswith(".model")) and not PLACEHOLDER.match(value) and not (folder / value).exists():
+                if flag.endswith(("--model", ".model")) and not PLACEHOLDER.match(value) and not (folder / value).exists():
                     (folder / value).parent.mkdir(parents=True, exist_ok=True)
                     model = scores if flag == "--reward-model.model" else sees if page == PICTURES else tiny_model
                     (folder / value).symlink_to(model)
@@ -199,7 +199,8 @@ def check_flags(command, flags):
     shown = rlhf([command, *(flag for flag in flags if not PLACEHOLDER.match(flag)), "--help"])
     assert shown.exit_code == 0, shown.output
     for flag in plain:
-        assert re.search(rf"^\s+(?:--[\w-]+, )?{re.escape(flag)}(?:\s|$|,)", shown.output, re.M), f"{command} has no {flag}\n{shown.output}"
+        row = rf"^\s+(?:--[\w-]+, )?{re.escape(flag)}(?:\s|$|,)"
+        assert re.search(row, shown.output, re.M), f"{command} has no {flag}\n{shown.output}"
 
 
 def check_plain(words):

@@ -86,7 +86,7 @@ def test_every_phase_has_a_line(train, prompts):
         "Loading actor, starting the engine transformers ...",
         "Evaluating 24 tasks × 1 samples ...",
         "Evaluating 24 tasks × 1 samples ...",
-        "Writing the model ...",
+        "Writing the last checkpoint ...",
     ]
 
 

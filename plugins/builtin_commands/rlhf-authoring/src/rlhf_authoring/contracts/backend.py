@@ -26,6 +26,8 @@ CLOSE = 1e-3
 """Largest distance of numbers, relative to the larger, where the backend is exact; elsewhere ``ROUGH``."""
 ROUGH = 0.1
 RANKS_S = 300.0
+OVERHEAD = 2**16
+"""Bytes of names in the files of a tiny model's optimizer."""
 FROZEN = "model.layers.0.mlp.up_proj.weight"
 SHARDS = ([0, 1, 2, 3, 4, 6], [5, 7])
 """The rows of two ranks."""
@@ -238,6 +240,10 @@ def optimizer_state_survives_a_checkpoint(subject: Subject) -> None:
         rate = trained.update(batch(2))["lr"]  # what is written later must be of now
         for write in writers:
             finish(write)
+        size = sum(file.stat().st_size for file in state.rglob("*") if file.is_file())
+        told = subject.build().traits.saved_bytes * sum(weight.numel() for weight in trained.weights.values())
+        within = not told or 0.5 * told <= size <= 1.5 * told + OVERHEAD
+        expect(within, f"save writes {size} bytes, and traits.saved_bytes says about {told}")
         resumed = Trained(subject.build(), model=str(model), warmup_steps=5)
         with contextlib.suppress(UserError):
             resumed.backend.load(empty)

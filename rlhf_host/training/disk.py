@@ -1,0 +1,65 @@
+"""What a run's checkpoints will take on the disk, told before it starts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.config.schema import CheckpointConfig, RunConfig
+from rlhf_host.models.outline import outline, weights_of
+from rlhf_host.protocols import RuntimeStart
+
+GB = 1e9
+
+
+def checkpoint_bytes(start: RuntimeStart) -> float | None:
+    """Returns the bytes of the weights and optimizers in a checkpoint; None: a model cannot be looked at, or the backend does not
+    tell.
+    """
+    backend: Any = start.backend.build()
+    total = 0.0
+    for need in (need for need in start.needs.roles if need.trainable):
+        role = start.roles[need.name]
+        model = outline(role, head=need.head, trainable=True)
+        if model is None or not backend.traits.saved_bytes:
+            return None
+        trained = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
+        numbers = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        adapter = role.lora.rank or role.adapter
+        total += trained if adapter else sum(weight.numel() * width for weight, width in weights_of(role, model))
+        total += backend.traits.saved_bytes * numbers
+    return total
+
+
+def at_most(settings: CheckpointConfig, steps: int) -> int:
+    """Returns how many checkpoints there are at a time, with the one that is being written."""
+    regular = steps // settings.every if settings.every else 0
+    written = regular + bool(settings.final and not (regular and steps % settings.every == 0))
+    if settings.keep == 0:
+        return written
+    return min(written, (settings.keep or WHILE_RUNNING) + 1) + (settings.best is not None)
+
+
+WHILE_RUNNING = 2
+"""Newest checkpoints that stay while a run goes on, and by default: a damaged one has one before it."""
+
+
+def told(config: RunConfig, start: RuntimeStart, run_dir: Path, steps: int) -> list[str]:
+    """Returns lines for people: what checkpoints take, and whether there is room."""
+    count = at_most(config.checkpoint, steps)
+    each = checkpoint_bytes(start) if count else 0.0
+    if each is None:
+        return [f"checkpoints: at most {count} at a time, of a size that is not known before the first"]
+    if not each:
+        return ["checkpoints: none"]
+    place = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    line = f"checkpoints: {_size(each)} each, at most {count} at a time; {_size(free)} are free in {place}"
+    if count * each > free:
+        line += ": too little; make room, or raise --checkpoint.every, or set --checkpoint.keep 1"
+    return [line]
+
+
+def _size(count: float) -> str:
+    return f"{count / GB:.1f} GB" if count >= 0.05 * GB else f"{count / 1e6:.1f} MB"
