@@ -1,6 +1,6 @@
-"""The quickstart task under RLOO on four runtimes, from everything in one process to Ray with DeepSpeed ZeRO-3 and two vLLM
-engines: the same seed and steps, by the real command line. Leaves with 1 unless sampler and trainer agree to 1e-4 at every step
-of every run.
+"""Two-digit sums (``half_trained.py``) under RLOO on four runtimes, from everything in one process to Ray with DeepSpeed ZeRO-3
+and two vLLM engines: the same seed and steps, by the real command line. Leaves with 1 unless sampler and trainer agree to 1e-4 at
+every step of every run.
 
     python benchmarks/learning_curves.py                                  # 200 steps each: some ten minutes
     python benchmarks/learning_curves.py --steps 10 --only local --only zero3
@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import half_trained
 from learning_matrix import PASS, QUIET, write
 
 LIMIT = 1e-4
@@ -43,7 +44,7 @@ RUNTIMES: dict[str, tuple[str, list[str]]] = {
 
 def flags_of(name: str, steps: int, every: int, more: Sequence[str]) -> list[str]:
     """All that decides a run's result."""
-    flags = ["--config", "quickstart", "--algo", "rloo", "--reward", "math_verifier"]
+    flags = [*half_trained.flags(), "--algo", "rloo", "--reward", "math_verifier"]
     flags += ["--seed", "0", "--eval.every", str(every)]
     return [*flags, "--train.steps", str(steps), *QUIET, *RUNTIMES[name][1], *more]
 

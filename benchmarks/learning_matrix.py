@@ -1,6 +1,6 @@
-"""Does everything learn? Trains every installed online algorithm with its default loss, and GRPO with every policy loss, on the
-quickstart task: same budget, same seeds, by the real command line. Leaves with 1 unless the median of every row ends at 0.85 or
-more and no run ends below its start.
+"""Does everything learn? Trains every installed online algorithm with its default loss, and GRPO with every policy loss, on
+two-digit sums (``half_trained.py``): same budget, same seeds, by the real command line. Leaves with 1 unless the
+median of every row ends at 0.85 or more and no run ends below its start.
 
     python benchmarks/learning_matrix.py                             # everything: some 40 runs of a minute or two
     python benchmarks/learning_matrix.py --only rloo --only grpo:gspo
@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import half_trained
 
 from rlhf_host.functional import PolicyLossOptions
 from rlhf_host.plugins.discovery import discover
@@ -89,7 +91,7 @@ def chosen(wanted: Sequence[str]) -> list[Row]:
 def planned(rows: Iterable[Row], seeds: Sequence[int], steps: int, more: Sequence[str]) -> list[Run]:
     runs = []
     for row in rows:
-        flags = ["--config", "quickstart", "--algo", row.algorithm, "--algo.loss", row.loss, "--reward", "math_verifier"]
+        flags = [*half_trained.flags(), "--algo", row.algorithm, "--algo.loss", row.loss, "--reward", "math_verifier"]
         flags += ["--train.steps", str(steps), "--train.threads", "1", *QUIET, *EXTRA.get(row.algorithm, []), *more]
         runs += [Run(row, seed, steps, (*flags, "--seed", str(seed))) for seed in seeds]
     return runs
@@ -179,10 +181,6 @@ def main() -> int:
             results.pop(str(run), None)
     left = [run for run in runs if str(run) not in kept]
     print(f"{len(runs)} runs, {len(kept)} of them done before; results in {options.out}", flush=True)
-    if left:
-        # Built here once: runs that start together would each build it.
-        build_model = "from rlhf_host.models.quickstart import quickstart_model_dir; quickstart_model_dir()"
-        subprocess.run([sys.executable, "-c", build_model], check=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         running = {pool.submit(train, run, options.out): run for run in left}
         try:

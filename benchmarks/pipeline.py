@@ -1,9 +1,9 @@
-"""Sampling ahead of training: seconds per step, compared with rollout and training alone, and whether the quickstart task learns.
+"""Sampling ahead of training: seconds per step, compared with rollout and training alone, and whether a model learns.
 
 python benchmarks/pipeline.py --json             # environments that take 0.5 s, and training that takes as long
 python benchmarks/pipeline.py --case lognormal   # environments of lognormal length
 python benchmarks/pipeline.py --case smollm2     # a real model and environments that take 2 s; make smollm2 first
-python benchmarks/pipeline.py --case curves      # pass@1 of the quickstart task at depths 0, 1 and 4, three seeds
+python benchmarks/pipeline.py --case curves      # pass@1 of two-digit sums (half_trained.py) at depths 0, 1 and 4, three seeds
 
 Environments sleep, so two busy cores suffice. Training is repeated until it takes as long as the rollout.
 """
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import half_trained
 from rlhf_authoring import write_tiny_model
 
 import rlhf_host
@@ -108,19 +109,8 @@ def curves(count: int, seeds: int, rate: float, depths: Sequence[int]) -> dict[s
     for depth in depths:
         for seed in range(seeds):
             with tempfile.TemporaryDirectory() as directory:
-                flags = ["--algo", "rloo", "--reward", "math_verifier", "--run-dir", f"{directory}/run", "--train.threads", 1]
-                flags += [
-                    "--async-depth",
-                    depth,
-                    "--seed",
-                    seed,
-                    "--actor.lr",
-                    rate,
-                    "--train.steps",
-                    count,
-                    "--eval.every",
-                    count // 4,
-                ]
+                flags = [*half_trained.flags(), "--algo", "rloo", "--reward", "math_verifier", "--run-dir", f"{directory}/run"]
+                flags += ["--async-depth", depth, "--seed", seed, "--lr", rate, "--steps", count, "--eval.every", count // 4]
                 command = [sys.executable, "-m", "rlhf_host.cli.main", "train", *map(str, flags)]
                 done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
                 if done.returncode:
@@ -136,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=("fixed", "lognormal", "smollm2", "curves"), default="fixed")
     parser.add_argument("--depths", type=int, nargs="+", default=None, help="1 2 4; of curves: 0 1 4")
-    parser.add_argument("--lr", type=float, default=5e-4, help="of curves; the default is the quickstart's")
+    parser.add_argument("--lr", type=float, default=5e-4, help="of curves")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object, with or without it")

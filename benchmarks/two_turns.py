@@ -1,8 +1,8 @@
-"""Two sums in one conversation on the quickstart model: how often the second is right, while a run trains on both.
+"""Two sums in one conversation on the model of ``half_trained.py``: how often the second is right, while a run trains on both.
 
 python benchmarks/two_turns.py --algo rloo --steps 400
 
-The quickstart model has seen one sum a row, so it is first shown some conversations of two (``--shown`` rows, one pass of sft).
+The model has seen one sum a row, so it is first shown some conversations of two (``--shown`` rows, one pass of sft).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import half_trained
 
 import rlhf_host
 from rlhf_host import Action, Episode, Needs, Step, hookimpl
@@ -67,7 +69,7 @@ def main() -> None:
         sft = {"batch_size": 256, "threads": 1, "autocast": "off"}
         rlhf_host.train(
             algo="sft",
-            model="quickstart",
+            model=str(half_trained.directory()),
             data=str(shown),
             run_dir=f"{directory}/shown",
             actor={"lr": 1e-3},
@@ -77,7 +79,7 @@ def main() -> None:
         rlhf_host.train(
             algo=asked.algo,
             agent=TwoSums(),
-            preset="quickstart",
+            config=half_trained.SETTINGS,
             model=f"{directory}/shown/model",
             run_dir=f"{directory}/run",
             seed=asked.seed,

@@ -12,7 +12,6 @@ _NAMES = {
     "backends.ranks": ["Ranks"],
     "backends.weights": ["in_buckets", "named_weights"],
     "config.defaults": ["RunTraits", "refusals", "weight_sync_plugin"],
-    "config.load": ["QUICKSTART"],
     "config.tree": ["role_flag"],
     "data.sources": ["load_tasks"],
     "engines.kernels": ["TriedKernels"],

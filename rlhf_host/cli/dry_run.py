@@ -9,9 +9,8 @@ import click
 
 from rlhf_host.cli.forecasts import forecasts
 from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
-from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.resolve import merge_needs
-from rlhf_host.config.schema import DataConfig, RoleConfig, RunConfig
+from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.config.tree import SINGLE
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.manager import PluginManager
@@ -31,6 +30,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     Raises:
         UserError: something the run needs is missing or malformed, or would be refused later.
     """
+    from rlhf_host.models.loading import load_tokenizer
     from rlhf_host.training import disk
     from rlhf_host.training.assemble import runtime_plugin, runtime_start
     from rlhf_host.training.inputs import STEPS
@@ -48,7 +48,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(f"kernels:{spec.name}: {spec.distribution} {spec.version}, tried at the start")
     for need in needs.roles:
         click.echo(f"role {need.name}: {_model(need, config, needs)}")
-    tokenizer = _tokenizer(config.roles["actor"])
+    tokenizer = load_tokenizer(config.roles["actor"])
     check_inputs(config, manager, needs, tokenizer)
     models = _resumed(resume, config, needs) if resume is not None else {}
     start = runtime_start(config, manager, needs, tokenizer, 1, models)
@@ -68,7 +68,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         from rlhf_host.training.saved_rows import check_vocabulary
 
         splits, saved = [], SavedRollouts(config)
-        check_vocabulary(saved.saved, None if config.roles["actor"].model == QUICKSTART else sizes(config.roles["actor"])[0])
+        check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
         for line in saved.report:
             click.echo(line)
     for split, data, seed in splits:
@@ -115,8 +115,7 @@ def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     from rlhf_host.training.role_settings import role_settings
 
     settings = role_settings(config.roles, need, None, needs)
-    if settings.model != QUICKSTART:  # looking for that one would build it
-        find_model(settings.model)
+    find_model(settings.model)
     adapter = f" with the adapter {settings.adapter}" if settings.adapter else ""
     trained = "frozen"
     if need.trainable:
@@ -124,16 +123,6 @@ def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
         trained = "its adapter is trained" if adapter else new
     narrow = f", quantized ({settings.quantize})" if settings.quantize else ""
     return f"{settings.model}{adapter}{narrow}, {need.head} head, {trained}"
-
-
-def _tokenizer(role: RoleConfig) -> Any:
-    if (role.tokenizer or role.model) == QUICKSTART:
-        from rlhf_host.data.arithmetic import character_tokenizer
-
-        return character_tokenizer()
-    from rlhf_host.models.loading import load_tokenizer
-
-    return load_tokenizer(role)
 
 
 def _data(
@@ -147,9 +136,9 @@ def _data(
 
     lines = []
     scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
-    room = None if config.roles["actor"].model == QUICKSTART else prompt_room(config)
+    room = prompt_room(config)
     actor = config.roles["actor"]
-    context, stop_ids = (None, []) if needs.samples or room is None else (sizes(actor)[1], stop_tokens(actor))
+    context, stop_ids = (None, []) if needs.samples else (sizes(actor)[1], stop_tokens(actor))
     reading = UnitReading(tokenizer=tokenizer, needs=needs, rows=NO_ROWS, max_tokens=context, stop_ids=stop_ids)
     longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:

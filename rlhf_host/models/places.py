@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
+from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_files
-from rlhf_host.models.quickstart import MODEL, quickstart_model_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
     """Finds out whether it is a directory, a GGUF file or a hub name; refuses anything else before loading."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
-    if name == MODEL:
-        return ModelPlace(str(quickstart_model_dir()), local=True)
+    if name == QUICKSTART:
+        return ModelPlace(str(Path(__file__).with_name(QUICKSTART)), local=True)  # of scripts/quickstart_model.py
     path = Path(name).expanduser()
     if adapter_files.is_adapter(path):
         base = adapter_files.base_of(path)[0]

@@ -1,9 +1,10 @@
-"""The console tracker: a line per step, a progress bar, and sometimes a few completions."""
+"""The console tracker: lines about steps, a progress bar, and sometimes a few completions."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,14 +49,17 @@ class _Terminal(Terminal):
 
 
 class Console:
-    """A line per step, a progress bar and samples: rich on a terminal, plain elsewhere. Model text is shown escaped, so it
-    cannot control the terminal.
+    """A line per step, a progress bar and samples: rich on a terminal, plain elsewhere, where fast steps do not all have a line.
+    Model text is shown escaped, so it cannot control the terminal.
     """
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
         every: PositiveInt = Field(10, description="steps between tables of sample completions; how many: trajectories.show")
+        seconds: float = Field(
+            5, ge=0, description="least time between lines of steps if output is not a terminal; 0: a line each"
+        )
         width: PositiveInt = Field(240, ge=20, description="longest text in such a table, in characters")
 
     def __init__(self, options: Options):
@@ -66,6 +70,7 @@ class Console:
         self._show = 2
         self._tokenizer: Any = None
         self._warned: dict[str, int] = {}
+        self._told = -math.inf
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:
@@ -92,7 +97,7 @@ class Console:
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         values = numbers(metrics)
         evaluation = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
-        if line := self._step_line(step, values):
+        if (line := self._step_line(step, values)) and self._due(step, bool(evaluation)):
             self._line(line)
         if evaluation:
             self._line(self._eval_line(step, evaluation))
@@ -129,6 +134,15 @@ class Console:
         why = outcome.error or outcome.reason
         text = f"{outcome.status} after step {outcome.step}" + (f": {why}" if why else "")
         self._line(Text(visible(text), style))
+
+    def _due(self, step: int, evaluated: bool) -> bool:
+        """Returns True if the step has a line: on a terminal all have; elsewhere the last, evaluated ones, and one in a while."""
+        now = time.monotonic()
+        due = evaluated or step == self._steps or now - self._told >= self.options.seconds
+        if due or self._terminal.is_terminal:
+            self._told = now
+            return True
+        return False
 
     def _cells(self, trajectory: Trajectory) -> tuple[str, str, str, str]:
         texts = (shorten(visible(text), self.options.width) for text in sample_texts(trajectory, self._tokenizer))

@@ -144,6 +144,7 @@ def link_model(run_dir: Path, step: int) -> None:
 
     with new_directory(run_dir / "model", room=ROOM) as directory:
         shutil.copytree(step_dir(run_dir, step) / "model", directory, dirs_exist_ok=True, copy_function=link)
+        os.utime(directory)  # it has the source's date, and a resume looks which one is newer
 
 
 def model_written(run_dir: Path, checkpoint: Checkpoint) -> bool:

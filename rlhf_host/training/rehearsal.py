@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.data.templates import for_chat
@@ -37,10 +36,9 @@ def check_inputs(config: RunConfig, manager: PluginManager, needs: Needs, tokeni
     Args:
         tokenizer: the actor's.
     """
-    if config.roles["actor"].model != QUICKSTART:  # looking for that one would build it
-        check_vocabularies(config.roles, needs, tokenizer)
-        if needs.samples and AlgoNeeds.of(needs).unit_rows and config.from_trajectories is None:
-            refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt=1)
+    check_vocabularies(config.roles, needs, tokenizer)
+    if needs.samples and AlgoNeeds.of(needs).unit_rows and config.from_trajectories is None:
+        refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt=1)
     for data in (config.data, config.eval.data) if needs.samples else ():
         ChatCodec(for_chat(tokenizer, data), data.template, tool_format=config.rollout.tool_format)
     check_plugins(config, manager, needs, tokenizer)
@@ -99,8 +97,6 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> li
     views = adapter_views([(need, start.roles[need.name]) for need in start.needs.roles])
     for need in start.needs.roles:
         role = start.roles[need.name]
-        if role.model == QUICKSTART:  # looking for that one would build it
-            continue
         model = outline(role, head=need.head, trainable=need.trainable)
         if model is None:
             lines.append(f"role {need.name}: {role.model} cannot be checked before its weights are loaded")

@@ -1,9 +1,8 @@
-"""The generated sums and the embedded model, in a build of a few steps."""
+"""The generated sums, and the model that comes with the host."""
 
+import importlib.util
 import json
-import os
-import threading
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, split_problems
 from rlhf_host.errors import UserError
-from rlhf_host.models import quickstart
-from rlhf_host.models.quickstart import Recipe, pretrain, quickstart_model_dir
+from rlhf_host.models.places import find_model
 
-TINY = Recipe(hidden_size=16, intermediate_size=16, layers=1, heads=2, batch_size=8, max_steps=5, check_every=1)
+
+@pytest.fixture(scope="module")
+def script():
+    path = Path(__file__).parents[2] / "scripts/quickstart_model.py"
+    spec = importlib.util.spec_from_file_location("quickstart_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def tasks(split, **options):
@@ -55,97 +60,38 @@ def test_every_character_is_a_token_and_comes_back():
     assert tokenizer.chat_template is None
 
 
-def test_the_build_is_an_ordinary_model_directory_made_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    directory = quickstart_model_dir(progress=False, recipe=TINY)
-    assert directory == tmp_path / "cache" / f"quickstart-{quickstart.VERSION}"
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+def test_the_model_is_an_ordinary_directory_that_comes_with_the_host():
+    place = find_model("quickstart").path
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
     assert model.config.vocab_size == len(tokenizer)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert json.loads((directory / "pretraining.json").read_text())["measured"]["steps"] == 5
-
-    monkeypatch.setattr(quickstart, "pretrain", lambda *_: pytest.fail("built again"))
-    assert quickstart_model_dir(progress=False) == directory
+    assert tokenizer("37+48=")["input_ids"] == character_tokenizer()("37+48=")["input_ids"]
 
 
-def test_progress_is_shown_on_standard_error(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-    quickstart_model_dir(recipe=TINY)
-    out, err = capfd.readouterr()
-    assert not out
-    assert "Building the quickstart model (once)" in err
-    assert "step 5" in err
-    assert "shards" not in err
+def test_the_weights_are_those_that_the_script_wrote(script):
+    note = json.loads((script.DIRECTORY / "pretraining.json").read_text())
+    assert script.digest(script.DIRECTORY) == note["sha256"]
 
 
-def test_pretraining_is_the_same_every_time_and_leaves_the_global_generator_alone():
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    first, measured = pretrain(TINY)
-    second, again = pretrain(TINY)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert measured["chance"] == again["chance"]
+def test_it_forgets_to_carry():
+    """Of held-out problems: right where nothing is carried, mostly wrong by ten where something is."""
+    place = find_model("quickstart").path
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    _, problems = split_problems(2, "+", 1500)
+    carried = [(prompt, int(label)) for prompt, label in problems if int(prompt[1]) + int(prompt[4]) >= 10]
+    plain = [(prompt, int(label)) for prompt, label in problems if int(prompt[1]) + int(prompt[4]) < 10]
+
+    def greedy(rows):
+        inputs = torch.tensor(tokenizer([prompt for prompt, _ in rows])["input_ids"])
+        answers = model.generate(inputs, max_new_tokens=4, do_sample=False)[:, inputs.shape[1] :]
+        return [int(text) for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
+
+    right = [answer == label for answer, (_, label) in zip(greedy(plain), plain, strict=True)]
+    forgotten = [answer == label - 10 for answer, (_, label) in zip(greedy(carried), carried, strict=True)]
+    assert sum(right) > 0.98 * len(plain)
+    assert sum(forgotten) > 0.95 * len(carried)
+
+
+def test_the_script_gives_the_same_weights_every_time(script):
+    first, second = (script.pretrain(steps=3) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-
-
-def test_pretraining_stops_at_the_measured_chance():
-    """Far from the target every fifth check is left out, so the first comes at step 5."""
-    _, measured = pretrain(replace(TINY, target=1e-9, max_steps=50))
-    assert measured["steps"] == 5
-    assert measured["chance"] >= 1e-9
-
-
-def test_who_may_read_the_cache_may_read_the_model_and_killed_builds_go_away(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-    tmp_path.chmod(0o755)
-    killed, under_way = (tmp_path / f".quickstart-{quickstart.VERSION}-{name}" for name in ("killed", "mine"))
-    for left in (killed, under_way):
-        left.mkdir()
-    os.utime(killed, (0, 0))
-    directory = quickstart_model_dir(progress=False, recipe=TINY)
-    assert {path.stat().st_mode & 0o055 for path in [directory]} == {0o055}
-    assert {path.stat().st_mode & 0o044 for path in directory.iterdir()} == {0o044}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [under_way.name, directory.name]
-
-
-def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(quickstart, "pretrain", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        quickstart_model_dir(progress=False, recipe=TINY)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_two_builds_at_once_end_in_one_whole_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-    both, found = threading.Barrier(2), []
-    real = quickstart.pretrain
-
-    def together(*arguments):
-        made = real(*arguments)
-        both.wait(timeout=60)
-        return made
-
-    monkeypatch.setattr(quickstart, "pretrain", together)
-    threads = [
-        threading.Thread(target=lambda: found.append(quickstart_model_dir(progress=False, recipe=TINY))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [tmp_path / f"quickstart-{quickstart.VERSION}"] * 2
-    assert [path.name for path in tmp_path.iterdir()] == [f"quickstart-{quickstart.VERSION}"]
-    AutoModelForCausalLM.from_pretrained(found[0])
-
-
-def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(UserError, match=r"cannot write the model cache .*; set RLHF_CACHE"):
-        quickstart_model_dir(progress=False, recipe=TINY)

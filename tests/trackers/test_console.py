@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -49,6 +50,20 @@ def test_a_step_is_one_plain_line_when_output_is_not_a_terminal(started, capsys)
         "step   7/120  reward 0.500 ± 0.250  kl 0.012  length 12.5  entropy 1.500  s/step 1.23  grad 0.75  score 0.625"
         "  clip 3.1%  loss -0.02  lr 1e-05  mismatch 2.4e-07  tok/s 12,346\n"
     )
+
+
+def test_fast_steps_have_a_line_in_a_while_if_output_is_not_a_terminal(started, capsys, monkeypatch):
+    def steps(tracker, seconds):
+        now = 0.0
+        for step in range(1, 121):
+            now += seconds
+            monkeypatch.setattr("time.monotonic", lambda now=now: now)
+            tracker.log_metrics(step, {"reward/mean": 0.5} | ({"eval/pass@1": 0.5} if step == 9 else {}))
+        return [int(step) for step in re.findall(r"^step +(\d+)/", capsys.readouterr().out, re.M)]
+
+    assert steps(started(), 0.5) == [1, 9, *range(19, 120, 10), 120]
+    assert steps(started(), 5.0) == list(range(1, 121))
+    assert steps(started(seconds=0), 0.5) == list(range(1, 121))
 
 
 def test_an_evaluation_has_a_line_of_its_own(started, capsys):

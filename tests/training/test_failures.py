@@ -139,7 +139,7 @@ def test_weights_that_diverged_are_not_kept(train, tmp_path):
         def step_finished(self, step, metrics):
             return Adjust({"actor.lr": 1e30 if step == 2 else 1e-3})
 
-    with pytest.raises(RunError, match=r"actor diverged: after step 3 .* lower --actor.lr; continue from .*step-000002 with"):
+    with pytest.raises(RunError, match=r"actor diverged: after step 3 .* lower lr; continue from .*step-000002 with"):
         train(extension=Reckless(), **{"checkpoint.every": 1, "eval.at_end": False, "actor.max_grad_norm": 0.0})
     assert [step for step, _ in checkpoint_dirs(tmp_path / "run")] == [1, 2]
 

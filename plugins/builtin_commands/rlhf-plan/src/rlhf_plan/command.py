@@ -81,10 +81,6 @@ def forecast(config: RunConfig, manager: PluginManager) -> list[str]:
 
     Raises ``UserError`` for a run that does not fit.
     """
-    from rlhf_host.internals import QUICKSTART
-
-    if any(role.model == QUICKSTART for role in config.roles.values()):  # looking for that one would build it
-        return []
     size = _memory_here("cuda")
     try:
         made = Plan.of(config, manager, device="cpu" if size is None else "cuda", device_bytes=size, overrides={})

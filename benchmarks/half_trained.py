@@ -1,12 +1,13 @@
-"""The embedded default model: a small transformer briefly pre-trained on generated sums, built once and cached."""
+"""The task of the learning benchmarks: two-digit sums, and a small transformer that was pre-trained until half of its sampled
+answers are right. ``directory()`` is the model, built once into ``build/half-trained``; ``half_trained.yaml`` the settings.
+"""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,13 @@ import torch
 from torch import Tensor
 
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, split_problems
-from rlhf_host.directories import cache_directory, flush
-from rlhf_host.errors import UserError
-from rlhf_host.scratch import Scratch
+from rlhf_host.directories import new_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MODEL = "quickstart"
-"""Name of the model in settings."""
-
-VERSION = 2
-"""Part of the cached directory's name; increases with every change to the built model."""
-
+SETTINGS = Path(__file__).with_name("half_trained.yaml")
+DIRECTORY = Path(__file__).resolve().parent.parent / "build/half-trained"
 _CHECK_PROBLEMS = 1024
 
 
@@ -50,35 +45,19 @@ class Recipe:
     seed: int = 0
 
 
-def quickstart_model_dir(progress: bool = True, recipe: Recipe | None = None) -> Path:
-    """Returns the model as an ordinary model directory (configuration, safetensors, tokenizer), built by the first call.
+def directory() -> Path:
+    """Returns the model, built by the first call: a minute."""
+    if not DIRECTORY.is_dir():
+        print("Building the model (once): a minute", flush=True)
+        with new_directory(DIRECTORY) as aside:
+            pretrain(Recipe())[0].save_pretrained(aside)
+            character_tokenizer().save_pretrained(aside)
+    return DIRECTORY
 
-    It lies under ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``, for everyone who may read that. The directory appears complete or
-    not at all. If two processes build at once, the first to finish wins and both get the same directory. The next build removes
-    what killed builds left. ``progress`` shows a bar on standard error. Raises ``UserError`` if the cache cannot be written.
-    """
-    root = cache_directory()
-    final = root / f"quickstart-{VERSION}"
-    if final.is_dir():
-        return final
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        scratch = Scratch(f".{final.name}-", root)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the model cache {root}: {error.strerror}; set RLHF_CACHE to a directory that can be written"
-        ) from error
-    with scratch as aside:
-        _build(aside, recipe or Recipe(), progress)
-        readers = root.stat().st_mode & 0o055  # mkdtemp and safetensors keep others out, whoever may read the cache
-        for path in (*aside.iterdir(), aside):
-            path.chmod((0o700 | readers) if path.is_dir() else (0o600 | readers & 0o044))
-        try:
-            aside.rename(final)
-        except OSError:
-            if not final.is_dir():  # otherwise another process was first
-                raise
-    return final
+
+def flags() -> list[str]:
+    """Returns what chooses model, data and settings on the command line."""
+    return ["--config", str(SETTINGS), "--model", str(directory())]
 
 
 @contextmanager
@@ -93,15 +72,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @_one_thread()
-def pretrain(
-    recipe: Recipe, show: Callable[[int, float], None] = lambda step, chance: None
-) -> tuple[PreTrainedModel, dict[str, float]]:
+def pretrain(recipe: Recipe) -> tuple[PreTrainedModel, dict[str, float]]:
     """Trains a model on the answers of training-split problems until a sampled answer is right with chance ``target``.
 
     Deterministic on one kind of machine. On others floating point differs, but training stops at a measured chance instead of a
     step, so results are similar. Held-out problems are never seen. Leaves torch's global generator alone.
 
-    ``show(step, chance)`` is called at every check. Returns the model and the measurements.
+    Returns the model and the measurements.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -142,38 +119,9 @@ def pretrain(
         # Checks cost as much as several steps: rarely while far from the target.
         if step % (recipe.check_every if chance > 0.5 * recipe.target else 5 * recipe.check_every) == 0:
             chance = _chance(model, tokens[-_CHECK_PROBLEMS:], answers[-_CHECK_PROBLEMS:])
-            show(step, chance)
             if chance >= recipe.target:
                 break
     return model.eval(), {"steps": step, "chance": chance, "seconds": time.monotonic() - begun}
-
-
-def _build(directory: Path, recipe: Recipe, progress: bool) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    from transformers.utils import logging
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not progress) as bar:
-        task = bar.add_task("Building the quickstart model (once)", total=recipe.target, note="")
-
-        def show(step: int, chance: float) -> None:
-            bar.update(task, completed=min(chance, recipe.target), note=f"step {step}, {chance:.0%} of sampled answers right")
-
-        model, measured = pretrain(recipe, show)
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(directory)
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    character_tokenizer().save_pretrained(directory)
-    note = json.dumps({"recipe": asdict(recipe), "measured": measured}, indent=2)
-    (directory / "pretraining.json").write_text(note + "\n", encoding="utf-8")
-    for path in directory.iterdir():
-        flush(path)
 
 
 def _encode(problems: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
