@@ -45,7 +45,7 @@ $(DISTRIBUTED_STAMP): $(STAMP)
 	$(PIP_INSTALL) --no-deps -r $(DISTRIBUTED)
 	@touch $@
 
-quickstart: setup ## train a tiny model from nothing, on the CPU
+quickstart: setup ## train the tiny model that comes with the host, on the CPU: a minute
 	$(VENV)/bin/rlhf train --algo rloo --reward math_verifier
 
 PYTEST := HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
@@ -158,10 +158,10 @@ oracles: setup ## compare every formula with the published code of trl, verl and
 chaos: setup-distributed ## kill runs at random moments and damage their checkpoints: an hour
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python scripts/chaos.py
 
-learning-matrix: setup ## train every algorithm and every policy loss on the quickstart task: under an hour
+learning-matrix: setup ## train every algorithm and every policy loss on two-digit sums: under an hour
 	$(VENV)/bin/python benchmarks/learning_matrix.py
 
-results: setup-distributed ## train the quickstart task on four runtimes and compare the curves: 15 minutes
+results: setup-distributed ## train two-digit sums on four runtimes and compare the curves: 15 minutes
 	$(VENV)/bin/python benchmarks/learning_curves.py
 
 models/shapes: | $(STAMP)

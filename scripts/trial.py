@@ -160,7 +160,7 @@ def run(trial: Trial, steps: int) -> None:
     trial.type("pytest -q", f"rlhf plugins show {NAME}", head=8, tail=9)
     trial.say("## Training with it")
     trial.say(
-        "The first run builds the quickstart model, a small transformer pre-trained on sums. Later runs use the same one."
+        "The model of the quickstart comes with the host: a small transformer that has learnt sums and mostly forgets to carry."
     )
     flags = (
         f"--algo {NAME} --algo.blame 0.2 --reward math_verifier --train.steps {steps} --eval.every {steps // 2} --run-dir run"

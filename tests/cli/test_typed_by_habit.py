@@ -21,7 +21,9 @@ ANSWERS = {
     "test": "no command 'test'; here it is rlhf eval for a model, rlhf replay FILE for saved trajectories",
     "benchmark": "no command 'benchmark'; here it is rlhf plugins bench NAME for a plugin, rlhf eval for a model",
     "infer": "no command 'infer'; here it is rlhf rollout for a file of answers, rlhf chat, rlhf serve for programs",
-    "convert": "no command 'convert'; here it is rlhf translate FILE for another project's command, rlhf export RUN_DIR for a model",
+    "convert": (
+        "no command 'convert'; here it is rlhf translate FILE for another project's command, rlhf export RUN_DIR for a model"
+    ),
     "merge": "no command 'merge'; here it is rlhf merge-lora DIRECTORY",
     "upload": "no command 'upload'; here it is rlhf push RUN_DIR NAME",
     "install": "no command 'install'; here it is rlhf plugins install NAME",
