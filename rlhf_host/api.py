@@ -129,7 +129,7 @@ class Run:
         ]
 
 
-@speaking
+@speaking()
 def train(
     *,
     algo: Plugin | None = None,
@@ -252,7 +252,7 @@ def load_run(run_dir: str | Path) -> Run:
     return Run(files.path, outcome, config, Arguments({}, {}))
 
 
-@speaking
+@speaking()
 def evaluate(
     *,
     model: str | Path | None = None,
@@ -296,7 +296,7 @@ def evaluate(
         return evaluate_only(run.config, manager, None if output is None else Path(output), rows=asked.rows)
 
 
-@speaking
+@speaking()
 def rollout(
     *,
     model: str | Path | None = None,
@@ -354,7 +354,7 @@ def rollout(
         return trajectories
 
 
-@speaking
+@speaking()
 def replay(
     saved: str | Path | Sequence[Trajectory],
     *,
@@ -433,5 +433,9 @@ def session(
         return
     plugins = {"reward": rewards, "with": extensions, "agent": agent}
     asked = Arguments({**plugins, "model": model, "data": data}, settings)
-    with configured(asked, "rollout", config) as (ready, manager), run(ready.config, manager, needs=needs) as running:
+    with (
+        speaking(),
+        configured(asked, "rollout", config) as (ready, manager),
+        run(ready.config, manager, needs=needs) as running,
+    ):
         yield running

@@ -4,13 +4,12 @@ the configuration that they make with files.
 
 from __future__ import annotations
 
-import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from rlhf_host.cli.eval import with_defaults
 from rlhf_host.config.load import read_config
@@ -27,8 +26,6 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.selection import PYTHON
 
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 Settings = str | Path | Sequence[str | Path]
 """A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
 
@@ -57,18 +54,14 @@ def in_arguments(text: str) -> str:
     return _FLAG.sub(argument, text)
 
 
-def speaking(function: Callable[Given, Result]) -> Callable[Given, Result]:
+@contextmanager
+def speaking() -> Iterator[None]:
     """Lets the messages of errors speak of arguments, not of flags."""
-
-    @functools.wraps(function)
-    def called(*args: Given.args, **named: Given.kwargs) -> Result:
-        try:
-            return function(*args, **named)
-        except (UserError, RunError) as error:
-            error.args = (in_arguments(str(error)),)
-            raise
-
-    return called
+    try:
+        yield
+    except (UserError, RunError) as error:
+        error.args = (in_arguments(str(error)),)
+        raise
 
 
 class Arguments:

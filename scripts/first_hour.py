@@ -111,7 +111,7 @@ def play(hour: Hour) -> None:
     hour.type("rlhf plugins check close", tail=8)
     hour.say("## Train with it, interrupt, resume")
     hour.say("Ctrl-C is typed after the twelfth step.")
-    train = "rlhf train --algo rloo --reward close --train.steps 30 --run-dir runs/close"
+    train = "rlhf train --algo rloo --reward close --steps 30 --run-dir runs/close"
     hour.type(train, head=70, interrupt_at="step 12/30")
     hour.type("rlhf train --resume runs/close", head=14, tail=12)
     hour.say("## Score the same answers with another reward")
@@ -135,7 +135,7 @@ def curve(rows: list[dict[str, float]]) -> str:
         x, y = place(0, value)
         parts.append(f'<line x1="{x}" y1="{y}" x2="{right}" y2="{y}" stroke="#888" stroke-opacity=".3"/>')
         parts.append(text(x - 8, y + 4, f"{value:g}", "end"))
-    parts += [text(place(step, 0)[0], height - bottom + 18, step) for step in range(0, int(last) + 1, 100)]
+    parts += [text(place(step, 0)[0], height - bottom + 18, step) for step in range(0, int(last) + 1, 50)]
     rewards = " ".join("{},{}".format(*place(row["step"], row["reward/mean"])) for row in rows if "reward/mean" in row)
     parts.append(f'<polyline points="{rewards}" fill="none" stroke="#4f7fe0" stroke-width="1.5"/>')
     tested = [place(row["step"], row["eval/pass@1"]) for row in rows if "eval/pass@1" in row]
