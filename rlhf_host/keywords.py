@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 class CheckpointSettings(TypedDict, total=False):
     every: int
-    keep: int
+    keep: int | None
     best: str | None
     best_mode: Literal["max", "min"]
     final: bool
