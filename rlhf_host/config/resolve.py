@@ -20,6 +20,7 @@ from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.hints import of_option, of_place
 from rlhf_host.plugins.manager import HookFailed, Loaded, PluginManager
 from rlhf_host.plugins.options import check_options, options_model
+from rlhf_host.plugins.python_files import is_in_file
 from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up, make_object
 from rlhf_host.plugins.selection import find, is_object, load, make, parse_choice
 from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs, RewardNeeds, RoleNeed
@@ -187,7 +188,7 @@ def _read_sources(config: RunConfig, finder: _Finder) -> None:
     for path, data in zip(DATA, (config.data, config.eval.data), strict=True):
         for number, source in enumerate(data.sources):
             place = (*path, "sources", number)
-            if source.path.rpartition(":")[2] not in tasks:
+            if source.path.rpartition(":")[2] not in tasks and not is_in_file(source.path):
                 for key in source.options:
                     finder.problems.add((*place, key), f"no such key{near_matches(key, DataSource.model_fields)}")
             elif source.options:

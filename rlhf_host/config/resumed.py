@@ -24,25 +24,23 @@ _ANOTHER_RUN = re.compile(
 
 
 def require_plugins(run_dir: Path, config: RunConfig) -> None:
-    """Raises ``PluginError`` when plugins that ``config`` still chooses were uninstalled since the run's last start."""
+    """Raises ``PluginError`` when plugins that ``config`` still chooses were uninstalled since the run's last start, or their files
+    removed."""
     installed = {(info.kind, info.name) for info in discover()}
-    missing = {
-        (item.group, name): item
-        for item in chosen(config)
-        if (item.group, name := item.choice.name.rpartition(":")[2]) not in installed
-    }
-    path = run_dir / PLUGINS
-    entries = json.loads(path.read_text()) if missing and path.exists() else []
-    owners = {(entry["kind"], entry["name"]): entry for entry in entries if entry["distribution"]}
-    fail(
-        (
-            f"{kind} {name!r} of this run was in {owner['distribution']} {owner['version']}, which is not installed any more:"
-            f" pip install {owner['distribution']}=={owner['version']}"
-            for (kind, name), owner in owners.items()
-            if (kind, name) in missing
-        ),
-        PluginError,
-    )
+    names, paths = set(), set()
+    for item in chosen(config):
+        names.add((item.group, item.choice.name.rpartition(":")[2]))
+        paths |= {(item.group, item.alias, value) for value in item.choice.options.values() if isinstance(value, str)}
+    path, lines = run_dir / PLUGINS, []
+    for entry in json.loads(path.read_text()) if path.exists() else []:
+        kind, name, home, version = (entry[key] for key in ("kind", "name", "distribution", "version"))
+        lost = f"{kind} {name!r} of this run was in {home} {version}, which is not"
+        if home and home.endswith(".py"):  # a file that is not there is taken for one with a function (plugins.spellings)
+            if not Path(home).is_file() and (kind, entry["alias"], home) in paths:
+                lines.append(f"{lost} there any more: put it back, or choose another {kind}")
+        elif home and (kind, name) in names - installed:
+            lines.append(f"{lost} installed any more: pip install {home}=={version}")
+    fail(lines, PluginError)
 
 
 def check_resume(run_dir: Path, config: RunConfig, *, force: bool = False) -> list[str]:

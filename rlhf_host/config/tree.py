@@ -15,6 +15,7 @@ from rlhf_host.config.schema import DataConfig, DataSource, LoraOptions, RunConf
 from rlhf_host.config.yaml_file import Located, located, plain
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.python_files import is_in_file
 from rlhf_host.plugins.selection import parse_choice
 from rlhf_host.plugins.spellings import written_out
 
@@ -234,7 +235,7 @@ def _written_out(kind: str, choice: dict[str, Located], problems: Problems) -> d
     with problems.at(tree.where):
         name, options = written_out(kind, tree.value)
         implied = {key: located(value, tree.where) for key, value in options.items()}
-        return {**implied, **choice, "name": Located(name, tree.where)} if implied else choice
+        return {**implied, **choice, "name": Located(name, tree.where)} if name != tree.value else choice
     return choice
 
 
@@ -280,7 +281,7 @@ def _source(item: Located, problems: Problems) -> Located:
     name, options = path, dict[str, Any]()
     with problems.at(item.where):
         name, options = written_out(TASKS, path)
-    if options:
-        named = list(options.values())[1:]  # behind the file
+    if name != path:
+        named = list(options.values())[1:] or [name.rpartition(":")[2]] * is_in_file(name)  # behind the file
         source |= {"path": name, "name": named[0] if named else TASKS, **options}
     return located(source, item.where)

@@ -24,6 +24,7 @@ from rlhf_host.data.templates import for_chat, rendering
 from rlhf_host.errors import PluginError, UserError, asks_to_stop, in_one_line, near_matches, near_siblings
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
+from rlhf_host.plugins.python_files import is_in_file
 from rlhf_host.plugins.selection import build, find, is_object
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.pictures import Pictured
@@ -303,7 +304,7 @@ def _find_plugin(spec: str) -> PluginInfo | None:
     """Returns the task plugin called ``spec``, or None if it can only be a hub name. Raises an error for a near miss."""
     plugins = discover()
     names = [info.name for info in plugins if info.kind == "tasks"]
-    if spec in names or (":" in spec and not looks_like_a_file(spec)):
+    if spec in names or is_in_file(spec) or (":" in spec and not looks_like_a_file(spec)):
         return find("tasks", spec, plugins)
     if "/" not in spec and not looks_like_a_file(spec) and (near := near_matches(spec, names)):
         raise UserError(f"no file, directory or task plugin is called {spec!r}{near}")

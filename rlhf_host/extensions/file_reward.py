@@ -1,8 +1,7 @@
-"""The reward ``file``: a function from a Python file. ``--reward FILE.py:NAME`` stands for it."""
+"""The reward ``file``: a function from a Python file. ``--reward FILE.py:NAME`` stands for it, unless that is a class."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhf_host.errors import UserError, a
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.plugins.python_files import functions_of, import_file, member
+from rlhf_host.plugins.python_files import digest, functions_of, import_file, member
 from rlhf_host.plugins.reward_functions import FunctionReward
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import RunContext, ScoreContext
@@ -50,8 +49,9 @@ class FileReward:
                     f" {Path(options.path).name}:{next(iter(own), 'NAME')}"
                 )
         function = member(module, name, "--reward")
-        if not callable(function):
-            raise UserError(f"{options.path}: {name} is {a(type(function).__name__)}, not a function")
+        if isinstance(function, type) or not callable(function):
+            what = "a class without hooks" if isinstance(function, type) else a(type(function).__name__)
+            raise UserError(f"{options.path}: {name} is {what}, not a function or a class with methods marked @hookimpl")
         self.options = options
         self._reward = FunctionReward(function, name)
 
@@ -63,7 +63,3 @@ class FileReward:
     @hookimpl
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
         return self._reward.score(trajectories, context)
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The task source ``file``: a function from a Python file. ``--data FILE.py:NAME`` stands for it."""
+"""The task source ``file``: a function from a Python file. ``--data FILE.py:NAME`` stands for it, unless that is a class."""
 
 from __future__ import annotations
 

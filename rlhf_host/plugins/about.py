@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def help_group(info: PluginInfo) -> str:
 def groups_nothing(info: PluginInfo) -> bool:
     """Returns True for a command whose source shows that it is no ``CommandGroup``: its decorator has no class for one."""
     try:
-        node, _ = _definition(info.module, info.attribute)
+        node, _, _ = _definition(info.module, info.attribute)
     except (OSError, ValueError, SyntaxError):
         return False
     makers = [call for call in _decorators(node) if _name(call.func) in ("command", "group")]
@@ -51,7 +52,7 @@ def groups_nothing(info: PluginInfo) -> bool:
 
 def _docstring(module: str, attribute: str) -> str:
     """Returns that of a class or function, or the help that a command's decorator gives; else that of the module."""
-    node, tree = _definition(module, attribute)
+    node, tree, _ = _definition(module, attribute)
     given = [
         keyword.value.value
         for call in _decorators(node)
@@ -62,18 +63,60 @@ def _docstring(module: str, attribute: str) -> str:
     return str(given[0]) if given and given[0] else own or (ast.get_docstring(tree) if tree else None) or ""
 
 
-def _definition(module: str, attribute: str) -> tuple[ast.AST | None, ast.Module | None]:
-    """Returns a class or function, and the module that defines it, which may be one that its own module imports it from."""
+def class_in(file: Path, name: str) -> str | None:
+    """Returns ``name`` if the file's source shows a class with hooks or options, its own or those of a base, or has no such name;
+    without a name, that of the only such class. None: it is something else, or the source cannot be read."""
+    try:
+        if (tree := _tree(str(file))) is None:
+            return None
+        if name and not {name, "*"} & _names_in(tree):
+            return name
+        names = [name] if name else [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        classes = [each for each in names if _is_plugin(str(file), each)]
+    except (OSError, ValueError, SyntaxError, RecursionError):  # importing it says what is wrong
+        return None
+    return classes[0] if len(classes) == 1 else None
+
+
+def _names_in(tree: ast.Module) -> set[str]:
+    """Returns the names that a module may define or import somewhere."""
+    return {getattr(node, field, "") for node in ast.walk(tree) for field in ("name", "asname", "id")}
+
+
+def _is_plugin(module: str, attribute: str) -> bool:
+    node, _, home = _definition(module, attribute)
+    if not isinstance(node, ast.ClassDef):
+        return False
+    own = (getattr(each, "name", None) == "Options" or _is_hook(each) for each in node.body)
+    return any(own) or any(_is_plugin(home, base.id) for base in node.bases if isinstance(base, ast.Name))
+
+
+def _is_hook(node: ast.AST) -> bool:
+    marks = getattr(node, "decorator_list", ())
+    return any(_name(mark.func if isinstance(mark, ast.Call) else mark) == "hookimpl" for mark in marks)
+
+
+def _definition(module: str, attribute: str) -> tuple[ast.AST | None, ast.Module | None, str]:
+    """Returns a class or function, and the module that defines it, which may be one that its own module imports it from, with its
+    name."""
     spec, tree = locate(module), _tree(module)
     for node in tree.body if spec is not None and tree is not None else ():
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
-            return node, tree
+            return node, tree, module
         if isinstance(node, ast.ImportFrom) and spec is not None:
             names = {alias.asname or alias.name: alias.name for alias in node.names}
             if attribute in names:
-                package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
-                return _definition(resolve_name("." * node.level + (node.module or ""), package), names[attribute])
-    return None, tree
+                return _definition(_home(node, module, spec), names[attribute])
+    return None, tree, module
+
+
+def _home(node: ast.ImportFrom, module: str, spec: ModuleSpec) -> str:
+    """Returns the module that a statement imports from; for a file that may be one beside it."""
+    if module.endswith(".py"):
+        beside = Path(module).with_name(f"{node.module}.py")
+        return str(beside) if beside.is_file() else node.module or ""
+    package = module if spec.submodule_search_locations is not None else module.rpartition(".")[0]
+    return resolve_name("." * node.level + (node.module or ""), package)
 
 
 def _decorators(node: ast.AST | None) -> list[ast.Call]:

@@ -12,6 +12,7 @@ from email.message import Message
 from email.parser import HeaderParser
 from functools import cache
 from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -164,10 +165,12 @@ def normalised(distribution: str) -> str:
 
 
 def locate(module: str) -> ModuleSpec | None:
-    """The spec of a dotted module, found without importing it or its parents; ``None`` where there is none.
+    """The spec of a dotted module, or of a file, found without importing it or its parents; ``None`` where there is none.
 
     Asks every finder, those of editable installs included.
     """
+    if module.endswith(".py"):
+        return spec_from_file_location(Path(module).stem, module) if Path(module).is_file() else None
     path: list[str] | None = None
     name, spec = "", None
     for part in module.split("."):

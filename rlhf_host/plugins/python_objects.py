@@ -56,7 +56,7 @@ def make_object(info: PluginInfo, plugin: Any, options: BaseModel) -> object:
     if isinstance(plugin, type):
         if not has_hooks(plugin):
             raise PluginError(f"{who}: the class marks no method with @hookimpl")
-        return plugin() if plugin.__init__ is object.__init__ else make(info, plugin, options)  # type: ignore[misc]
+        return make(info, plugin, options)
     if has_hooks(plugin):
         return plugin
     if info.kind == "reward" and callable(plugin):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, in_one_line, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
 from rlhf_host.plugins.hints import of_choice
+from rlhf_host.plugins.python_files import describe_class, import_file, is_in_file
 from rlhf_host.plugins.spellings import other_kinds, schemes
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ def _alias(spec: str) -> str:
 
 
 def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> PluginInfo:
-    """The plugin that ``spec``, a ``name`` or ``distribution:name``, means among ``plugins`` (default: all installed).
+    """The plugin that ``spec``, a ``name`` or ``distribution:name``, means among ``plugins`` (default: all installed), or the class
+    that ``FILE.py:NAME`` means.
 
     Raises ``PluginError``: nobody provides the name, or two distributions do and ``spec`` does not say which.
     """
@@ -68,6 +71,10 @@ def find(kind: str, spec: str, plugins: Sequence[PluginInfo] | None = None) -> P
     distribution, name = _split(spec)
     if not name:
         raise PluginError(f"{spec!r} names no {kind}: write NAME or DISTRIBUTION:NAME")
+    if is_in_file(spec):
+        return describe_class(kind, spec)
+    if spec.endswith(".py"):
+        raise PluginError(f"{spec!r} is no file with one class that has hooks or options: write {spec}:NAME")
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", spec) and (scheme := next(iter(schemes(kind)), None)):
         raise PluginError(f"no {kind} named {spec!r} is installed; an address begins with {scheme}://, as in {scheme}://{spec}")
     if kinds := other_kinds(kind, spec):
@@ -144,12 +151,18 @@ def imported(info: PluginInfo) -> Any:
         raise PluginError(f"{info}: {info.problem}")
     if not info.module or not info.attribute:
         raise PluginError(f"{info}: {info.problem}")
+    if is_in_file(info.value):
+        return _attribute(info, import_file(info.module, str(info)))
     try:
         module = importlib.import_module(info.module)
     except BaseException as error:
         if asks_to_stop(error):
             raise
         raise PluginError(f"{info}: importing {info.module} failed: {in_one_line(error)}") from error
+    return _attribute(info, module)
+
+
+def _attribute(info: PluginInfo, module: ModuleType) -> Any:
     value: Any = module
     for part in info.attribute.split("."):
         try:
@@ -169,10 +182,11 @@ def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None
 def make(info: PluginInfo, cls: type, options: BaseModel, alias: str | None = None) -> object:
     """``cls(options)``. Raises ``PluginError`` for whatever stands in the way; ``alias`` is how messages call it."""
     who = _who(info, alias)
-    if cls.__init__ is object.__init__:  # type: ignore[misc]
-        raise PluginError(f"{who}: {info.value} takes no options; give it def __init__(self, options)")
+    takes_options = cls.__init__ is not object.__init__  # type: ignore[misc]
+    if not takes_options and type(options).model_fields:
+        raise PluginError(f"{who}: {info.value} has Options and takes none; give it def __init__(self, options)")
     try:
-        return cls(options)
+        return cls(options) if takes_options else cls()
     except UserError as error:
         raise PluginError(f"{who}: {error}") from error
     except BaseException as error:

@@ -11,9 +11,11 @@ value is ``PLUGIN:OPTION.OPTION``, the options that are set by what was written:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf_host.errors import PluginError
+from rlhf_host.plugins.about import class_in
 from rlhf_host.plugins.catalogue import listed
 from rlhf_host.plugins.discovery import GROUPS, discover
 
@@ -49,10 +51,15 @@ def spellings(kind: str) -> Mapping[str, Spelling]:
 
 
 def written_out(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
-    """The plugin that a choice names, and the options that it implies: none where it is a name."""
+    """The plugin that a choice names, and the options that it implies: none where it is a name, or a class in a file, which is the
+    plugin itself."""
     if "." not in spec and "://" not in spec:
         return spec, {}
     known = spellings(kind)
+    before, named, member = spec.partition(".py:")
+    file = Path(f"{before}.py" if named else spec).expanduser().absolute()
+    if file.suffix == ".py" and (own := class_in(file, member) or (member if ".py" not in known else None)):
+        return f"{file}:{own}", {}
     scheme, address, _ = spec.partition("://")
     if address and (spelling := known.get(_plain(scheme))):
         return spelling.plugin, {spelling.options[0]: spec.split(",")}

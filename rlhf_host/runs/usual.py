@@ -22,6 +22,7 @@ def usual_settings(run: RunDirectory) -> dict[str, Any]:
         kind, alias = plugin["kind"], plugin["alias"]
         section = f"{sections[kind]}.{alias}." if kind in sections else f"{kind}."
         with suppress(UserError):
-            model = options_model(load(find(kind, plugin["name"])), kind)
+            spec = ":".join(filter(None, (plugin.get("distribution"), plugin["name"])))
+            model = options_model(load(find(kind, spec)), kind)
             found |= flat(model.model_construct().model_dump(mode="json"), section)
     return found

@@ -148,7 +148,11 @@ def test_an_incompatible_plugin_is_refused_before_its_import(here):
         ("class Reward: ...", "Rewards", "sel_mod has no 'Rewards'; did you mean 'Reward'?"),
         ("def X(options): ...", "X", "sel_mod:X is a function, not a class"),
         ("class X:\n    Options = dict", "X", "sel_mod.X: Options must be a subclass of pydantic.BaseModel"),
-        ("class X: ...", "X", "sel_mod:X takes no options; give it def __init__(self, options)"),
+        (
+            "from pydantic import BaseModel\nclass X:\n    class Options(BaseModel):\n        a: int = 1",
+            "X",
+            "sel_mod:X has Options and takes none; give it def __init__(self, options)",
+        ),
         ("class X:\n    def __init__(self, options): 1 / 0", "X", "building it failed: ZeroDivisionError: division by zero"),
         ("class X:\n    def __init__(self): ...", "X", "building it failed: TypeError: "),
         (

@@ -76,10 +76,10 @@ def test_a_disabled_plugin_still_answers(monkeypatch):
 
 
 def test_what_chooses_another_kind_is_said():
-    with pytest.raises(
-        PluginError, match=r"'f\.py:X' is written for reward, agent, tasks, not for algo: give the name of an algo"
-    ):
-        find("algo", "f.py:X")
+    with pytest.raises(PluginError, match=r"'http://a/x' is written for reward, not for algo: give the name of an algo"):
+        find("algo", "http://a/x")
+    with pytest.raises(PluginError, match=r"'f\.py' is no file with one class that has hooks or options: write f\.py:NAME"):
+        find("algo", "f.py")
 
 
 def test_tools_of_an_environment_are_for_the_agent_that_claims_them(monkeypatch):

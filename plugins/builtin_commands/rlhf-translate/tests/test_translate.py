@@ -276,7 +276,7 @@ def test_models_on_devices_of_their_own(translated, script):
 def test_rewards_of_trl(translated, script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my").mkdir()
-    (tmp_path / "my/rewards.py").touch()
+    (tmp_path / "my/rewards.py").write_text("def short(completions, **columns): ...\n")
     _, _, values = translated(
         script(
             "accelerate launch --num_processes 2 trl/scripts/grpo.py --model_name_or_path m --dataset_name d --use_vllm True"

@@ -23,7 +23,7 @@ EXECUTOR = "AgentExecutor"
 """Name by which OpenRLHF finds an agent in a file."""
 FORMS = (
     "a class with reset(**columns) and tools as methods (TRL), an AgentInstance or AgentExecutor (OpenRLHF), an async function"
-    " (episode, policy), or a class with hooks marked @hookimpl"
+    " (episode, policy), or, chosen as FILE.py:NAME, a class with hooks marked @hookimpl"
 )
 
 
@@ -96,8 +96,6 @@ def _playing(chosen: Any, options: FileAgent.Options) -> Any:
     if (player := openrlhf.player_of(chosen)) is not None:
         return player
     if isinstance(chosen, type):
-        if any(hasattr(member, "rlhf_host_impl") for member in vars(chosen).values()):
-            return _with_options(chosen, place)
         if callable(getattr(chosen, "reset", None)):
             return TrlEnvironment(chosen, options)
     elif callable(chosen):
@@ -108,13 +106,6 @@ def _playing(chosen: Any, options: FileAgent.Options) -> Any:
             name = f"{Path(options.path).name}:{chosen.__name__}"
             raise UserError(f"{place} speaks to a server: --agent openai_agent --agent.function {name}")
     raise UserError(f"{place} is no environment; one is {FORMS}")
-
-
-def _with_options(chosen: type, place: str) -> Any:
-    try:
-        return chosen() if chosen.__init__ is object.__init__ else chosen(getattr(chosen, "Options", lambda: None)())  # type: ignore[misc]
-    except Exception as error:
-        raise UserError(f"{place} cannot be made without options: {type(error).__name__}: {error}") from error
 
 
 def _chosen(module: ModuleType, options: FileAgent.Options) -> Any:

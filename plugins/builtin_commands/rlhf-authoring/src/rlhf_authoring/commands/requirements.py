@@ -38,6 +38,7 @@ def requirements(run_dir: Path | None) -> None:
 def _plugins(path: Path) -> list[str]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        return sorted({f"{row['distribution']}=={row['version']}" for row in rows if row["distribution"]})
+        installed = (row for row in rows if row["distribution"] and not row["distribution"].endswith(".py"))
+        return sorted({f"{row['distribution']}=={row['version']}" for row in installed})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}): the versions of this run are not known") from error
