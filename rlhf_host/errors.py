@@ -34,6 +34,12 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
+def beyond(value: float, limit: float) -> str:
+    """Returns ``0.00012, more than 0.0001``: with two digits, or as many as it takes to tell the two apart."""
+    texts = [f"{value:.{digits}g}" for digits in range(2, 18)]
+    return f"{next((text for text in texts if not float(text) <= limit), texts[-1])}, more than {limit:g}"
+
+
 def asks_to_stop(error: BaseException) -> bool:
     """Returns True if the exception is meant for whoever runs the code: an interrupt, or the end of a task or generator.
 

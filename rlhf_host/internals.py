@@ -16,6 +16,7 @@ _NAMES = {
     "data.sources": ["load_tasks"],
     "engines.kernels": ["TriedKernels"],
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
+    "errors": ["beyond"],
     "models.attention": ["enable_shared_rows"],
     "models.heads": ["decoder_of"],
     "models.kept": ["recorded"],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder, RepeatingDecoder
 from rlhf_host.engines.pictured_decoding import PicturedDecoder, PicturedGenericDecoder
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, beyond
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
 from rlhf_host.models.layouts import Layout, padded_layout, to_device
@@ -96,7 +96,8 @@ class TriedKernels:
 
     def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> tuple[Any, Any]:
         """Returns the first plugin that suits, and its twin; twice None if none does."""
-        purpose = f"to {use.purpose} {type(model).__name__}"
+        frozen = use.purpose == "train" and not any(weight.requires_grad for weight in model.parameters())
+        purpose = f"{'for log-probabilities of' if frozen else f'to {use.purpose}'} {type(model).__name__}"
         for name, plugin in self._plugins:
             before = appearance(model)
             try:
@@ -214,7 +215,7 @@ class _WholeRows:
         gap = distance(logits, wanted, exact)
         # A recurrence step by step and the parallel scan of a whole row agree less well than attention does.
         tolerance = ROUGH if not exact else EXACT if decoder.ragged else 10 * EXACT
-        return None if gap <= tolerance else f"its logits differ by {gap:.1e}"
+        return None if gap <= tolerance else f"its logits differ by {beyond(gap, tolerance)}"
 
     def problem_of_twin(self, twin: Any) -> str | None:
         """Returns the same with other weights, because kernels may derive something from them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, beyond
 from rlhf_host.models.adapter_files import is_adapter, is_scalar, refuse_other_base
 from rlhf_host.models.dtypes import retype
 from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, save_tokenizer, weight_files
@@ -43,7 +43,8 @@ class Merged:
     def check(self, output: Path) -> None:
         """Raises ``RunError`` if the written model computes something else."""
         if not self.gap <= TOLERANCE[self.dtype] * self.size:
-            raise RunError(f"{output} does not compute what its adapter does: {self}")
+            apart = beyond(self.gap, TOLERANCE[self.dtype] * self.size)
+            raise RunError(f"{output} does not compute what its adapter does (by {apart}): {self}")
 
 
 def merge(directory: Path, base: str | None, output: Path, dtype: str | None) -> Merged:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_host.errors import UserError, first_line
+from rlhf_host.errors import UserError, beyond, first_line
 from rlhf_host.models.attention import SHARING
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
@@ -197,7 +197,9 @@ def try_layouts(
                 padded_gap = gap if layout == "padded" else padded_gap
                 chosen[layout] = module
                 break
-            problems.append(f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {gap:.1e})")
+            problems.append(
+                f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {beyond(gap, tolerance)})"
+            )
     if chosen["padded"] is not None and _follows_length(partial(hidden, model), sample, rows, exact):
         problems.append(f"the result of {name} for a token changes with the length of its row")
         chosen = {"padded": None}
@@ -239,10 +241,10 @@ def _refuse_other_sight(hidden: Callable[[Layout], Tensor], sample: Sample, rows
             gap = distance(hidden(sample.sight.placed(layout, [own], seen=seen)), expected, exact)
         except FAILURES as error:
             raise UserError(f"pictures of {name} cannot be used here: {type(error).__name__}: {first_line(error)}") from error
-        if not gap <= (EXACT if exact else ROUGH):
+        if not gap <= (most := EXACT if exact else ROUGH):
             raise UserError(
                 f"pictures of {name} cannot be used here: with features that are computed once for all rows its results are others"
-                f" (by {gap:.1e})"
+                f" (by {beyond(gap, most)})"
             )
 
 
@@ -278,8 +280,8 @@ def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: 
         least = 1e-4 * max(float(gradient.norm()) for gradient in own.values())
         for name, gradient in own.items():
             gap = float((twins[name] - gradient).norm() / gradient.norm().clamp(min=max(least, 1e-30)))
-            if not gap <= (EXACT if exact else ROUGH):
-                return f"the gradient of {name} differs by {gap:.1e}"
+            if not gap <= (most := EXACT if exact else ROUGH):
+                return f"the gradient of {name} differs by {beyond(gap, most)}"
     return None
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rlhf_host.errors import beyond
 from rlhf_host.plugins.recommended import recommended
 
 BEGINNING = 5
@@ -81,14 +82,13 @@ class Signs:
                     " trained on; the tasks may be too hard or too easy for this model"
                 ),
             )
-        mean, k3 = value("mismatch/mean"), value("mismatch/k3")
-        if mean > MISMATCH or k3 > MISMATCH_K3:
+        limits = {"mismatch/mean": MISMATCH, "mismatch/k3": MISMATCH_K3}
+        if high := [f"{name} is {beyond(value(name), limit)}" for name, limit in limits.items() if value(name) > limit]:
             yield (
                 "mismatch",
                 (
-                    f"mismatch/mean is {mean:.2g} (limit {MISMATCH:g}) and mismatch/k3 {k3:.2g} (limit {MISMATCH_K3:g}): the engine"
-                    " samples from another distribution than the trainer's; correct for it with --with"
-                    f" {recommended('extension', 'mismatch')}, or compute both in the same type"
+                    f"{' and '.join(high)}: the engine samples from another distribution than the trainer's; correct for it"
+                    f" with --with {recommended('extension', 'mismatch')}, or compute both in the same type"
                 ),
             )
         if value("grad_norm") == 0 and value("groups/no_variance") != 1:  # where it is 1, that is reported already

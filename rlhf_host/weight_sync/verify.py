@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhf_host.errors import LostError, RunError
+from rlhf_host.errors import LostError, RunError, beyond
 from rlhf_host.protocols import SyncTarget
 from rlhf_host.records.episodes import Generation, Sampling, Segment, Task, Trajectory
 
@@ -96,7 +96,7 @@ async def verify_sync(
     name, gap = asked[0][1].name, next(gap for gap in gaps if not gap <= tolerance)
     raise RunError(
         f"engine {name} does not have the trainer's weights of version {version}: their log-probabilities of a probe differ by"
-        f" {gap:.2g} on average (at most {tolerance:g} expected), {ATTEMPTS} times. Either weights were left out of the sync, or"
+        f" {beyond(gap, tolerance)}, on average, {ATTEMPTS} times. Either weights were left out of the sync, or"
         " the engine keeps a prefix cache from before it, or the two compute in different precision (--sync.verify off)"
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
 from rlhf_authoring.contracts.subject import Broken, Subject, Unusable, check, expect, finish
 from rlhf_host import Batch, RunError, UserError
-from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, reserved, rows_of
+from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, beyond, reserved, rows_of
 from rlhf_host.models import load_model, quiet_transformers
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.settings import RoleConfig, TrainConfig
@@ -73,7 +73,8 @@ class Trained:
         own = self.weights
         apart = torch.cat([(own[name] - value).double().flatten() for name, value in others.items()]).norm()
         moved = torch.cat([(own[name] - self.before[name]).double().flatten() for name in others]).norm()
-        expect(apart <= self.tolerance * moved + 1e-12, f"{message} (apart by {float(apart):.1g} of {float(moved):.1g})")
+        gap, most = float(apart), self.tolerance * float(moved) + 1e-12
+        expect(gap <= most, f"{message} (apart by {beyond(gap, most)}, after a step of {float(moved):.2g})")
 
 
 def _model(settings: RoleConfig) -> Any:

@@ -19,7 +19,7 @@ from rlhf_authoring.contracts.subject import Broken, Subject, check, expect
 from rlhf_authoring.contracts.traces import leaves_nothing
 from rlhf_authoring.models import SYMBOLS, write_tiny_model
 from rlhf_host import RunError, Sampling, UserError
-from rlhf_host.internals import Inline, OneThread, TriedKernels, in_buckets, named_weights
+from rlhf_host.internals import Inline, OneThread, TriedKernels, beyond, in_buckets, named_weights
 from rlhf_host.models import quiet_transformers
 from rlhf_host.protocols import NO_WEIGHTS, Bucket, Buckets, Engine, EngineStart, EngineTraits, Loader, WakesInParts
 
@@ -82,7 +82,8 @@ class Rig(generators.Rig):
         for ids, one in zip(PROMPTS, self.sample(sampling=Sampling(12, temperature)), strict=True):
             own = self.logprobs(ids, one.token_ids, temperature).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
             gap = float((own - torch.tensor(one.logprobs)).abs().max())
-            expect(gap <= GAP[self.engine.exact], f"{when} its log-probabilities are {gap:.1g} nats from the model's")
+            most = GAP[self.engine.exact]
+            expect(gap <= most, f"{when} its log-probabilities are {beyond(gap, most)} nats from the model's")
             expect(set(one.versions) <= {version}, f"{when} tokens carry the versions {sorted(set(one.versions))}")
 
 

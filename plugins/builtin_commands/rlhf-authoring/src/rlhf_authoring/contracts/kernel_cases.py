@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlhf_authoring.contracts.subject import Broken, Subject, Unusable, expect
 from rlhf_authoring.tensors import model_inputs
-from rlhf_host.internals import decoder_of, enable_shared_rows
+from rlhf_host.internals import beyond, decoder_of, enable_shared_rows
 from rlhf_host.protocols import Use
 
 CLOSE = 1e-4
@@ -94,7 +94,7 @@ class Case:
             shape = tuple(twins[name].shape)
             expect(shape == tensor.shape, f"{self.name}, {what}: {name} has shape {shape}, not {tuple(tensor.shape)}")
             gap, most = distance(twins[name], tensor, least), CLOSE + (3 * distance(tensor, exact[name], least) if exact else 0)
-            expect(gap <= most, f"{self.name}, {what}: {name} differs from the model's by {gap:.1e}, more than {most:.1e}")
+            expect(gap <= most, f"{self.name}, {what}: {name} differs from the model's by {beyond(gap, most)}")
 
 
 Compute = Callable[[Case, Any], dict[str, Tensor]]

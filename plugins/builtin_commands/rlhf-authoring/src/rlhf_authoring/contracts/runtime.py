@@ -20,7 +20,7 @@ from rlhf_authoring.contracts.reinforce import NAME, actor, batch, installed, ma
 from rlhf_authoring.contracts.subject import Broken, Subject, check, expect, finish
 from rlhf_authoring.contracts.traces import leaves_nothing
 from rlhf_host import RunError, Segment, Task, Trajectory, UserError, hookimpl
-from rlhf_host.internals import PluginManager, completions, runtime_plugin, runtime_start, start_runtime, train
+from rlhf_host.internals import PluginManager, beyond, completions, runtime_plugin, runtime_start, start_runtime, train
 from rlhf_host.models import load_tokenizer, quiet_transformers
 from rlhf_host.protocols import RuntimeStart, RuntimeTraits
 from rlhf_host.settings import (
@@ -191,7 +191,8 @@ def syncs_bring_the_trainers_weights(subject: Subject) -> None:
         ]
         own = rig.runtime.trainer.outputs("actor", "logprobs", completions(rows, 1.0))
         gap = max(abs(float(own[n, i]) - value) for n, one in enumerate(generations) for i, value in enumerate(one.logprobs))
-        expect(gap <= (CLOSE if rig.runtime.exact else 0.2), f"sampled log-probabilities are {gap:.1g} from the trainer's")
+        most = CLOSE if rig.runtime.exact else 0.2
+        expect(gap <= most, f"sampled log-probabilities are {beyond(gap, most)} nats from the trainer's")
 
 
 @check()
