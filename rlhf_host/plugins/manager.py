@@ -29,6 +29,7 @@ from rlhf_host.plugins.moved import moved, moved_field
 from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
+from rlhf_host.plugins.unasked import unasked
 from rlhf_host.records.episodes import EpisodeFailed
 from rlhf_host.records.needs import Needs
 
@@ -302,7 +303,8 @@ class PluginManager:
         cause = " ".join(str(error).split())
         if isinstance(error, UserError):
             raise PluginError(f"{culprit}: {cause}") from error
-        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}{moved_field(error)}"
+        hint = moved_field(error) or unasked(error)
+        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}{hint}"
         raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
 
     def _culprit(self, error: BaseException, key: str, hook: str) -> str:

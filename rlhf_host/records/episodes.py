@@ -45,6 +45,13 @@ class Task:
     ``{"type": "image"}``, or of the text ``<image>``; without either they come first. In a run they are ``Picture``, in the order
     of ``prompt_ids``."""
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an error for a field that is not here, and tells what the field is called."""
+            meant = {"label": "ground_truth", "answer": "ground_truth", "question": "prompt", "messages": "prompt"}.get(name)
+            raise AttributeError(f"task.{name} does not exist{f': it is task.{meant}' if meant else ''}", name=name, obj=self)
+
 
 OF_HOST = ("call", "ignored", "retry")
 """Kinds of events that the host counts."""

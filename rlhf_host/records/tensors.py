@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
+from rlhf_host.records.by_role import OfRoles
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.pictures import Picture
 
@@ -139,6 +140,11 @@ class Batch:
     own: Mapping[str, Any] = field(default_factory=dict)
     """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
 
+    def __post_init__(self) -> None:
+        for name in ("logprobs", "values", "bootstrap", "distributions"):
+            if (values := getattr(self, name)) is not None:  # as in a part of a batch that is on its way
+                setattr(self, name, OfRoles(f"batch.{name}", name.replace("distributions", "distribution"), values))
+
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
@@ -256,7 +262,8 @@ class Outputs:
     logprobs: Tensor | None = None
     """``[B, T]`` fp32, with gradient: log-softmax of ``logits / temperature`` at the completion tokens; 0 at padding."""
     entropy: Tensor | None = None
-    """``[B, T]`` fp32: of the full vocabulary at the same temperature; detached unless a plugin needs ``Output("entropy")``."""
+    """``[B, T]`` fp32: of the full vocabulary at the same temperature; a loss of it is an error unless a plugin needs
+    ``Output("entropy")``."""
     values: Tensor | None = None
     """``[B, T]`` fp32: scalar head at the position that predicts token t."""
     scores: Tensor | None = None
@@ -274,6 +281,9 @@ class Outputs:
     """Scalar: the loss that keeps a model's experts evenly used, over the rows' tokens, if the role has
     ``router_aux_loss_coef``.
     """
+
+    def __post_init__(self) -> None:
+        self.others = OfRoles("outputs.others", "distribution", self.others)
 
 
 class PolicyLogprobs(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -210,6 +210,25 @@ def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) 
     return Distribution(logprobs, mine)
 
 
+def _to_show(outputs: Outputs, key: str) -> Outputs:
+    """Returns the outputs as a plugin gets them. Entropy whose gradient nobody asked for may be measured; to train on it is an
+    error, because it would teach nothing.
+    """
+    if outputs.entropy is None or outputs.entropy.requires_grad or not torch.is_grad_enabled():
+        return outputs
+    entropy = outputs.entropy.detach().requires_grad_()
+    entropy.register_hook(partial(_refuse_unasked, key))
+    return replace(outputs, entropy=entropy)
+
+
+def _refuse_unasked(key: str, gradient: Tensor) -> None:
+    if bool(gradient.any()):
+        raise RunError(
+            f"{key} has a loss of outputs.entropy, which has a gradient only where a plugin needs it: add Output('entropy') to"
+            " the outputs of its Needs"
+        )
+
+
 def ask(
     hooks: PluginManager, hook: str, batch: Batch, *, role: str, outputs: Outputs
 ) -> Iterator[tuple[str, LossTerm | Metric]]:
@@ -220,7 +239,7 @@ def ask(
     """
     for key in hooks.names_for(hook, role):
         batch.own = batch.extra.get(hooks.by_key[key].alias, {})
-        for item in hooks.call(key, hook, role=role, outputs=outputs, batch=batch) or ():
+        for item in hooks.call(key, hook, role=role, outputs=_to_show(outputs, key), batch=batch) or ():
             if isinstance(item, Metric) and (item.name in RESERVED or str(item.name).startswith("loss/")):
                 raise RunError(f"{key} has a metric {item.name!r}, which is the host's own: give it another name")
             yield key, item

@@ -24,6 +24,7 @@ from rlhf_host import (
     Output,
     Reward,
     RoleNeed,
+    Task,
 )
 from rlhf_host.records.tensors import TopK
 
@@ -164,6 +165,15 @@ def test_a_worker_s_batch_has_neither_rewards_nor_records_and_says_where_they_ar
         batch.nothing  # noqa: B018
     again = pickle.loads(pickle.dumps(batch))
     assert torch.equal(again.completion_ids, batch.completion_ids)
+
+
+def test_a_task_says_what_a_name_that_people_guess_is_called():
+    task = Task("1+1=", "2")
+    with pytest.raises(AttributeError, match=r"task\.label does not exist: it is task\.ground_truth"):
+        task.label  # noqa: B018
+    with pytest.raises(AttributeError, match=r"task\.nothing does not exist$"):
+        task.nothing  # noqa: B018
+    assert pickle.loads(pickle.dumps(task)) == task
 
 
 def test_rows_are_selected_with_all_that_belongs_to_them():

@@ -48,6 +48,18 @@ def experience():
             "extension:p1 gave a Tensor in a list from compute_loss, expected a list of LossTerm",
         ),
         (lambda outputs: LossTerm("x", outputs.logprobs.detach()), "extension:p1: loss term 'x' has no gradient"),
+        (
+            lambda outputs: LossTerm("x", -outputs.values),
+            r"extension:p1 .*NoneType.*; no plugin asks for outputs.values: add Output\('values'\) to the outputs of its Needs",
+        ),
+        (
+            lambda outputs: LossTerm("x", outputs.others["teacher"].own),
+            r"extension:p1 .*outputs.others has no 'teacher', .*: add Output\('distribution', role='teacher'\) to the outputs of",
+        ),
+        (
+            lambda outputs: LossTerm("x", outputs.logprobs - outputs.entropy),
+            r"extension:p1 has a loss of outputs.entropy, .*: add Output\('entropy'\) to the outputs of its Needs",
+        ),
         (lambda outputs: LossTerm("x", outputs.logprobs[:, :1]), "extension:p1 failed in compute_loss: .*'x' has shape"),
     ],
 )
@@ -92,6 +104,19 @@ def test_weights_that_are_not_numbers_are_said_to_be_whose(tiny_model):
 
     with pytest.raises(RunError, match="extension:p1 gave non-finite numbers from importance_weights, at tokens in the loss"):
         gradient(tiny_model, batch(), [Broken(), Weights()])
+
+
+def test_entropy_that_is_only_measured_needs_no_gradient(tiny_model):
+    measured = adds(
+        lambda outputs: Metric("spread", outputs.entropy),
+        lambda outputs: LossTerm("x", outputs.logprobs - 0.0 * outputs.entropy),
+    )
+    assert gradient(tiny_model, batch(), measured)[1]["spread"] > 0
+
+
+def test_log_probabilities_of_a_role_that_nobody_asked_for():
+    with pytest.raises(KeyError, match=r"batch.logprobs has no 'reference', .* Output\('logprobs', role='reference'\)"):
+        experience().select([0]).logprobs["reference"]
 
 
 def test_a_term_of_zeros_needs_no_gradient(tiny_model):
