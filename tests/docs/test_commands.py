@@ -136,8 +136,10 @@ def test_a_command_on_a_page_is_true(page, words, sandbox, finished, installed, 
     elif program == "python":
         assert (ROOT / rest[0]).is_file()
     else:
-        links = ["--find-links", "dist"]
-        linked = rest[1:3] == links
+        if rest[1] == "-c":
+            assert (ROOT / rest[2]).is_file()
+            del rest[1:3]
+        linked = rest[1:3] == ["--find-links", "dist"]
         for name in (word for word in rest[3 if linked else 1 :] if not word.startswith("-")):
             check_requirement(name, linked)
 

@@ -307,6 +307,12 @@ def test_free_text_arrives_as_it_was_written(text, kind, new):
     assert f"\n{text}. A plugin of kind" in (project / "README.md").read_text()
 
 
+def test_a_project_points_to_nothing_that_is_not_published(kind, new):
+    readme = (new(kind, "my-plugin") / "README.md").read_text()
+    assert "pip install ." in readme
+    assert "://" not in readme
+
+
 def test_free_text_is_put_on_one_line(new):
     project = new("algo", "x", "--description", "one\n  two\r\n\tthree\u2028four")
     assert tomllib.loads((project / "pyproject.toml").read_text())["project"]["description"] == "one two three four"
