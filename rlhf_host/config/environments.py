@@ -37,10 +37,17 @@ def environment_layer(file: Path, where: str) -> Located:
         tree["data"] = {**data, **tree.get("data", {})}
         tree["eval"] = {"data": data, **tree.get("eval", {})}
     if rewards := _rewards(module, file, where):
-        tree["reward"] = rewards
+        tree["reward"] = _over(rewards, tree.get("reward", {}))
     if agent := _agent(module, file, where):
-        tree["agent"] = agent
+        tree["agent"] = _over(agent, tree.get("agent", {}))
     return _placed(tree, where, "")
+
+
+def _over(below: Any, above: Any) -> Any:
+    """``above``, with what mappings in it leave out taken from ``below``."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
 
 
 def _placed(value: Any, where: str, path: str) -> Located:

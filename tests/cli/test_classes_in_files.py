@@ -196,6 +196,17 @@ def test_a_class_that_will_not_do_is_refused_as_a_package_s(flags, message, rlhf
     assert "Traceback" not in done.output
 
 
+def test_a_class_may_be_a_reward_of_an_environment_with_options_among_its_settings(rlhf_here, here):
+    options = 'settings = {"reward": {"Closer": {"tolerance": 8}}}'
+    (here / "sums.py").write_text(
+        f"from curriculum import Closer\nfrom game import Sums\nrewards = {{Closer: 0.5}}\n{options}\n"
+    )
+    shown = rlhf_here("train", "--algo", "rloo", "--config", "sums.py", *QUICK, "--print-config")
+    assert shown.exit_code == 0, shown.output
+    reward = yaml.safe_load(shown.stdout)["reward"]
+    assert reward == {"Closer": {"name": f"{here}/sums.py:Closer", "weight": 0.5, "tolerance": 8.0, "target": 0.5}}
+
+
 def test_help_shows_the_options_of_a_class_in_a_file(rlhf_here, here):
     shown = rlhf_here("train", "--reward", "curriculum.py:Closer", "--help").output
     assert re.search(r"Options of reward 'Closer' from .*curriculum.py \w{12}", shown)

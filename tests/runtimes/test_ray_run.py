@@ -17,6 +17,24 @@ pytestmark = pytest.mark.timeout(900)
 
 RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
 
+PROBE = """
+from pydantic import BaseModel
+from rlhf_host import Metric, hookimpl
+
+
+class Probe:
+    class Options(BaseModel):
+        factor: float = 1.0
+
+    def __init__(self, options):
+        self.options = options
+
+    @hookimpl
+    def compute_loss(self, outputs, batch):
+        return [Metric("probe/logprobs", self.options.factor * outputs.logprobs, batch.action_mask)]
+"""
+"""A plugin in a file, which workers import for themselves."""
+
 
 def metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -54,7 +72,8 @@ def ray_dir(tmp_path_factory):
 
 
 def test_two_ranks_and_two_engines_train_as_one_process_does_and_resume(rlhf, small_run, tmp_path, ray_dir):
-    common = [*small_run, "--train.steps", "4"]
+    (tmp_path / "probe.py").write_text(PROBE)
+    common = [*small_run, "--train.steps", "4", "--with", f"{tmp_path}/probe.py:Probe", "--with.Probe.factor", "2"]
     rlhf.run(*common, "--run-dir", tmp_path / "local")
     there = [*common, *RAY, "--ray.temp-dir", ray_dir, "--placement", "actor=2", "--placement", "rollout=2"]
     rlhf.run(*there, "--run-dir", tmp_path / "ray")
@@ -62,7 +81,7 @@ def test_two_ranks_and_two_engines_train_as_one_process_does_and_resume(rlhf, sm
     assert [row["step"] for row in ray] == [row["step"] for row in local]
     for here, over in zip(local, ray, strict=True):
         assert over["mismatch/max"] < 1e-4
-        for name in ("reward/mean", "tokens", "grad_norm", "lr", "version", "rollout/groups", "entropy"):
+        for name in ("reward/mean", "tokens", "grad_norm", "lr", "version", "rollout/groups", "entropy", "probe/logprobs"):
             assert over[name] == pytest.approx(here[name], rel=1e-3, abs=1e-5), name
 
     # As many as there are now may differ from those that wrote the checkpoint.
