@@ -17,6 +17,7 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import visible
 from rlhf_host.phases import phase
+from rlhf_host.plugins.habits import REWARD
 from rlhf_host.runs.models import run_model, run_of
 
 HELP_GROUP = "Train"
@@ -49,7 +50,7 @@ ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets.
     start=START,
     sections=SECTIONS,
     short={**SHORT, "n": "eval.n"},
-    example="eval --model models/x --data test.jsonl --reward math_verifier --n 4",
+    example=f"eval --model models/x --data test.jsonl --reward {REWARD} --n 4",
 )
 def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""

@@ -15,6 +15,7 @@ from rlhf_host.config.check import check_replay
 from rlhf_host.config.resolve import resolve
 from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
+from rlhf_host.plugins.habits import ALGO, REWARD
 
 if TYPE_CHECKING:
     from rlhf_host.training.replay import Change, Replay
@@ -43,7 +44,7 @@ or of a run with --trajectories.tokens. No model is loaded unless a plugin needs
     about=ABOUT,
     start=START,
     sections={"roles": "Models"},
-    example="replay answers.jsonl --reward format --algo rloo",
+    example=f"replay answers.jsonl --reward {REWARD} --algo {ALGO}",
     takes_file=True,
 )
 def replay(line: CommandLine) -> None:

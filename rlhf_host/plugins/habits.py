@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+ALGO, REWARD = "rloo", "math_verifier"
+"""The plugins of examples in help."""
+
 COMMANDS = {
     "ls list ps status history jobs": "rlhf runs for runs, rlhf plugins for what is installed",
     "log logs tail watch monitor metrics plot": "rlhf show RUN_DIR in the terminal, rlhf view RUN_DIR in the browser",
