@@ -1,5 +1,5 @@
 """Everything that is generated from the code itself: pages of ``docs/`` (hooks, records, functions, settings, commands, the
-catalogue), and the list of the project's plugins that comes with the host.
+catalogue, metrics), and the list of the project's plugins that comes with the host.
 
 python scripts/generate_docs.py            # writes them
 python scripts/generate_docs.py --check    # says which are out of date, and fails if any is
@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from docs_pages import catalogue, commands, functions, hooks, records, settings
+from docs_pages import catalogue, commands, functions, hooks, metrics, records, settings
 
 from rlhf_host.plugins.catalogue import OURS
 
@@ -32,6 +32,7 @@ def pages() -> dict[str, str]:
         "reference/configuration.md": settings.page(),
         "reference/commands.md": commands.page(),
         "catalogue.md": catalogue.page(),
+        "metrics.md": metrics.page(),
     }
     return {path: NOTE + "\n" + text.strip() + "\n" for path, text in made.items()}
 

@@ -132,7 +132,8 @@ def _guarded(
     outcome = Outcome("failed", progress.step, parts.run_dir)
     try:
         context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, resume_step, loop.steps, notices)
-        note_begin(parts.run_dir, loop.steps, checkpoint.step if checkpoint else None)
+        rates = {need.name: started.roles[need.name].peak_lr for need in started.needs.roles if need.trainable}
+        note_begin(parts.run_dir, loop.steps, checkpoint.step if checkpoint else None, rates)
         call_all(events, manager, "run_started", context=context)
         events.run(loop.sync(), interruptible=False)
         outcome = loop.run()

@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,20 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
         write_file(path, text.encode())
 
 
-def note_begin(run_dir: Path, steps: int, step: int | None) -> None:
+def note_begin(run_dir: Path, steps: int, step: int | None, rates: Mapping[str, float]) -> None:
     """Writes into ``run.json`` that the run has begun, or goes on.
 
     Args:
         steps: number of planned steps.
         step: step of the checkpoint that the run resumes from.
+        rates: peak learning rates of the trained roles, which plugins decide where the configuration does not.
     """
     known = about_run(run_dir) if step is not None else {}
     about = {"started": known.get("started", round(time.time(), 3)), "steps": steps, "status": "running"}
     about["resumed_after"] = [*known.get("resumed_after", []), *([] if step is None else [step])]
     machine = f"{platform.system()} {platform.machine()}"
     about |= {"rlhf_host": __version__, "python": platform.python_version(), "machine": machine}
+    about["used"] = {"roles": {role: {"lr": rate} for role, rate in rates.items()}}
     _write_about(run_dir, about)
 
 

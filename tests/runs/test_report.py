@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from rlhf_runs.metrics import OTHERS
 from rlhf_runs.names import names_of
 from rlhf_runs.report import page
 
@@ -79,9 +80,15 @@ def test_the_page_has_what_the_files_have(run, killed):
     assert (first["name"], first["status"], second["name"], second["status"]) == ("first", "finished", "second", "killed")
     assert first["curves"] == {name: [*map(list, curve)] for name, curve in found[0].curves.items()}
     assert first["places"] == [["eval", 0], ["train", 1], ["train", 2], ["eval", 3], ["train", 3]]
-    assert first["settings"]["rollout.n"] == 2
-    assert "rollout.n" in first["changed"]
-    assert not {"rollout.top_p", "algo.clip_eps", "run_dir"} & {*first["changed"]}
+    settings = first["settings"]
+    assert settings["rollout.n"] == {"value": "2", "changed": True, "usual": "8", "help": "samples per prompt"}
+    assert not any("changed" in settings[name] for name in ("rollout.top_p", "algo.clip_eps", "run_dir", "actor.lr"))
+    rates = {role: max(found[0].curve(f"{prefix}lr")[1]) for role, prefix in (("actor", ""), ("critic", "critic/"))}
+    assert {role: float(settings[f"{role}.lr"]["value"]) for role in rates} == rates, "the file says null"
+    assert found[0].settings["roles"]["actor"]["lr"] is None
+    assert {*first["metrics"]} == {*first["curves"]}
+    of_plugins = {name for name, metric in first["metrics"].items() if metric["question"] == OTHERS}
+    assert of_plugins == {f"critic/{name}" for name in ("explained_variance", "return", "value")}
     saved = found[0].rows("train", 3)
     rows = [row for group in parts["run0-train-3"] for row in group["rows"]]
     assert [(row["reward"], row["length"]) for row in rows] == [(row["reward"], row["length"]) for row in saved]
@@ -121,7 +128,7 @@ def test_the_newest_answers_come_first_where_not_all_fit(run, monkeypatch):
 
 def test_the_command(rlhf_process, rlhf_here, run, killed, tmp_path):
     done = rlhf_process.run("report", run, killed, "-o", tmp_path / "page.html")
-    assert done.stdout.startswith(f"{tmp_path}/page.html (")
+    assert done.stdout.startswith(f"wrote {tmp_path}/page.html (")
     assert "://" not in re.sub(r"<script>.*?</script>", "", (tmp_path / "page.html").read_text(), flags=re.S)
     result = rlhf_here("report", run, "-o", tmp_path / "nowhere/page.html")
     assert result.exit_code == 2
@@ -144,21 +151,21 @@ def test_a_browser_shows_it_without_an_error(browser, run, killed, tmp_path, siz
     tab.goto(file.as_uri())
     tab.locator(".plot").first.scroll_into_view_if_needed()
     tab.wait_for_selector(".plot .main-svg")
-    cells = tab.eval_on_selector_all("#overview td", "cells => cells.map(cell => cell.textContent)")
-    assert cells[0:3] == ["● first", "finished", "3 of 3"]
-    assert cells[6:8] == ["● second", "killed"]
+    rows = tab.eval_on_selector_all("#runs tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+    assert [row[:3] for row in rows] == [["first", "finished", "3 of 3"], ["second", "killed", "3 of 3"]]
     values = RunDirectory(run).curve("reward/mean")[1]
     tab.locator('.plot[data-metric="reward/mean"]').scroll_into_view_if_needed()
     tab.wait_for_selector('.plot[data-metric="reward/mean"] .main-svg')
     drawn = tab.eval_on_selector('.plot[data-metric="reward/mean"]', "plot => plot.data.map(trace => Array.from(trace.y))")
     assert drawn == [values, values]
+    folded = tab.eval_on_selector_all("[data-key='Is it fast?silent'] tbody tr", "rows => rows.map(row => row.textContent)")
+    assert any(row.startswith("rollout/dropped0 at every step") for row in folded)
     tab.fill("#filter", "memory/")
     tab.wait_for_selector("details[open] .plot .main-svg")
-    tab.click("nav button:text('Answers')")
+    tab.click("nav >> text=Answers")
     tab.wait_for_selector("#group .row")
     saved = RunDirectory(run).rows("train", 3)
-    texts = tab.eval_on_selector_all("#group .row .text", "parts => parts.map(part => part.textContent)")
-    assert len(texts) == 2
+    assert tab.locator("#group .row .text").count() == 2
     assert tab.locator("#group mark").count() == sum(row["length"] for row in saved[:2])
     assert tab.locator("#group mark").first.get_attribute("style")
     tab.select_option("#run", label="second")
@@ -166,12 +173,34 @@ def test_a_browser_shows_it_without_an_error(browser, run, killed, tmp_path, siz
     assert "plain" in tab.inner_text("#group")
     tab.fill("#find", "no such text")
     tab.wait_for_selector("#group >> text=Nothing found.")
-    tab.click("nav button:text('Settings')")
+    tab.click("nav >> text=Settings")
     assert tab.locator("#settings tr").count() > 3
-    tab.click("nav button:text('Environment')")
+    tab.click("nav >> text=Environment")
     tab.click("#theme")
     assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
     assert not said
+    tab.close()
+
+
+def test_a_link_to_a_step_opens_charts_and_answers_there(browser, run, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(page([RunDirectory(run)], ["first"])[0])
+    tab = browser.new_page()
+    tab.set_default_timeout(120_000)
+    tab.goto(f"{file.as_uri()}#step=2")
+    plot = '.plot[data-metric="reward/mean"]'
+    tab.wait_for_selector(f"{plot} .main-svg")
+    assert tab.eval_on_selector(plot, "plot => plot.layout.shapes.map(shape => shape.x0)") == [2]
+    values = RunDirectory(run).curve("reward/mean")[1]
+    shown = tab.locator(f"figure:has({plot}) .value").inner_text()
+    assert float(shown.removeprefix("step 2: ")) == pytest.approx(values[1], rel=5e-3)
+    tab.click("#preview a")
+    tab.wait_for_selector("#group .row")
+    assert tab.locator("#place option:checked").inner_text() == "training, step 2"
+    tab.click("nav >> text=Metrics")
+    tab.click("#nostep")
+    tab.wait_for_selector(f"{plot} .main-svg")
+    assert tab.eval_on_selector(plot, "plot => plot.layout.shapes.length") == 0
     tab.close()
 
 
@@ -203,7 +232,7 @@ def test_ten_thousand_answers(browser, run, tmp_path):
     tab = browser.new_page()
     tab.set_default_timeout(120_000)
     tab.goto(file.as_uri())
-    tab.click("nav button:text('Answers')")
+    tab.click("nav >> text=Answers")
     tab.wait_for_selector("#group .row")
     assert tab.locator("#place option").count() == 10
     assert tab.locator("#groups button").count() == 125

@@ -122,19 +122,19 @@ def test_a_browser_follows_a_run(running, view, browser):
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.goto(url)
     tab.wait_for_selector("#live >> text=live")
-    tab.wait_for_selector(f"#overview td >> text=3 of {STEPS}")
+    tab.wait_for_selector(f"#headline >> text=Step 3 of {STEPS}")
     plot = '.plot[data-metric="reward/mean"]'
     tab.wait_for_selector(f"{plot} .main-svg")
     assert tab.eval_on_selector(plot, "plot => plot.data[0].y.length") == 3
-    tab.click("nav button:text('Answers')")
+    tab.click("nav >> text=Answers")
     tab.wait_for_selector("#group .row")
     shown = tab.inner_text("#group")
     places = tab.locator("#place option").count()
     go.touch()
     tab.locator("#place option").nth(places).wait_for(state="attached")
     assert tab.inner_text("#group") == shown, "what is read does not move"
-    tab.click("nav button:text('Curves')")
-    tab.wait_for_selector("#overview td >> text=finished")
+    tab.click("nav >> text=Metrics")
+    tab.wait_for_selector("#headline >> text=finished in")
     tab.wait_for_selector(f"{plot} .main-svg")
     values = RunDirectory(run).curve("reward/mean")[1]
     assert tab.eval_on_selector(plot, "plot => Array.from(plot.data[0].y)") == values

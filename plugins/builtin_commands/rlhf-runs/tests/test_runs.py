@@ -162,3 +162,77 @@ def test_a_page_replaces_a_page_and_nothing_else(rlhf_here, make, tmp_path):
     assert done.exit_code == 2
     assert "config.yaml exists, and is no page: remove it, or choose another --output" in done.stderr
     assert (run / "config.yaml").read_text() == before
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare"])
+def test_without_a_name_the_newest_are_taken(rlhf_here, make, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    done = rlhf_here(command)
+    assert done.exit_code == 2
+    assert "no run is named, and runs/ has no runs" in done.stderr
+    for number, name in enumerate(("newest", "older", "oldest")):  # not in the order of their names or times of change
+        make(name, about={"started": 1_700_000_000.0 - number})
+    done = rlhf_here(command)
+    assert done.exit_code == 0, done.output
+    taken = "runs/older and runs/newest are" if command == "compare" else "runs/newest is"
+    assert done.stderr.splitlines()[0] == f"no run is named: {taken} the newest"
+    if command == "report":
+        assert done.stdout.startswith(f"wrote {tmp_path}/report.html (")
+    else:
+        assert "newest" in done.stdout
+        assert "oldest" not in done.stdout
+
+
+def test_one_run_is_not_enough_to_compare(rlhf_here, make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("one")
+    done = rlhf_here("compare")
+    assert done.exit_code == 2
+    assert "runs/ has only the run one" in done.stderr
+
+
+def test_a_note_is_shown_everywhere_and_removed(rlhf_here, make):
+    run, other = make("one"), make("two")
+    assert "note" not in rlhf_here("runs", run.parent).stdout
+    assert rlhf_here("runs", "--note", run, "a [control]").stdout == f"{run}/note.txt: written\n"
+    table = rlhf_here("runs", run.parent).stdout.splitlines()
+    assert table[0].endswith("note")
+    assert table[1].endswith("a [control]")
+    assert "\nnote: a [control]\n" in rlhf_here("show", run).stdout
+    assert ["note", "a", "[control]"] in [line.split() for line in rlhf_here("compare", run, other).stdout.splitlines()]
+    assert rlhf_here("runs", "--note", run, "").stdout == f"{run}/note.txt: removed\n"
+    assert "note" not in rlhf_here("runs", run.parent).stdout
+
+
+def test_best_and_worst_only_where_rewards_differ(rlhf_here, make):
+    run = make("one")
+    file = run / "trajectories/train-step-000020.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    shown = rlhf_here("show", run).stdout
+    assert shown.count("best answer of step 20") == shown.count("worst answer of step 20") == 2
+    file.write_text("".join(json.dumps(row | {"reward": 1.0}) + "\n" for row in rows))
+    shown = rlhf_here("show", run).stdout
+    assert "All 4 answers of step 20 (train) that were saved have the same reward, 1:" in shown
+    assert shown.count("\nanswer of step 20 (train): reward 1") == 2
+    assert "best answer" not in shown
+    assert "worst answer" not in shown
+    file.write_text("".join(json.dumps(row | {"reward": float(row["task"] == 3)}) + "\n" for row in rows))
+    shown = rlhf_here("show", run).stdout
+    found = [line.partition(":")[0::2] for line in shown.splitlines() if "answer of step" in line]
+    assert found == [
+        ("best answer of step 20 (train)", " reward 1, 3 tokens"),
+        ("worst answer of step 20 (train)", " reward 0, 3 tokens"),
+        ("worst answer of step 20 (train)", " reward 0, 3 tokens"),
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 44, 24])
+def test_no_word_of_a_table_is_broken(rlhf_here, make, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    runs = [make(f"20260101-100000-{name}") for name in ("rloo-exact", "grpo-exact")]
+    rlhf_here("runs", "--note", runs[0], "unremarkable beginnings")
+    for words in (["runs", runs[0].parent], ["compare", *runs, "--prompts", "0"]):
+        done = rlhf_here(*words)
+        table = done.stdout.partition("\n\neval/pass@1\n")[0]
+        assert all(len(line) <= columns for line in table.splitlines()), table
+        assert {"finished", "unremarkable", "beginnings"} <= {*table.split()}, table

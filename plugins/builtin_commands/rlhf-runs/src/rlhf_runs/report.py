@@ -1,4 +1,4 @@
-"""Runs as one page of HTML that needs no network: curves, groups of answers, settings, versions."""
+"""Runs as one page of HTML that needs no network: metrics, groups of answers, settings, versions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from typing import Any
 
 from rlhf_host import RunDirectory, UserError
 from rlhf_host.runs import flat, usual_settings
-from rlhf_runs.metrics import TELLING
+from rlhf_runs.metrics import described_all
+from rlhf_runs.notes import note_of
 from rlhf_runs.page_policy import page_policy
 from rlhf_runs.pictured import DAMAGED, Pictured
+from rlhf_runs.speakers import turns_of, turns_of_messages
 from rlhf_runs.thumbnails import Thumbnails
+from rlhf_runs.used import UNTOLD, setting_helps, used_settings, written
 
 MOST = 14_000_000
 """Maximum characters of saved answers in a page, compressed; the newest steps come first."""
+SCRIPTS = ("elements", "headline", "charts", "answers", "settings", "start")
+"""Parts of the page's script, in their order."""
 _OF_MAPS = re.compile(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)')
 Decode = Callable[[int], str]
 
@@ -39,24 +44,24 @@ class Shown:
 
     def head(self) -> dict[str, Any]:
         """Returns everything but the answers. ``places`` are the steps whose answers are saved."""
-        run, settings, usual = self.run, flat(self.run.settings), self._usual
+        run = self.run
         return {
             "name": self.name,
             "path": str(run.path),
             "status": run.status,
             "step": run.step,
             "steps": run.steps,
+            "note": note_of(run),
+            "what": self._what(),
             "headline": run.headline,
-            "about": {**run.about, "status": run.status},
+            "about": {name: value for name, value in run.about.items() if name not in ("used", "status")},
             "draws": run.draws,
             "warnings": [*run.warnings, *run.damage],
             "plugins": run.plugins,
             "requirements": _text(run.path / "requirements.txt"),
-            "settings": settings,
-            "changed": [
-                key for key, value in settings.items() if usual.get(key, ...) != value and key not in ("name", "run_dir")
-            ],
+            "settings": self._settings(),
             "curves": run.curves,
+            "metrics": described_all(run),
             "times": {row["step"]: row.get("time/wall") for row in run.metrics},
             "places": [list(place) for place in run.trajectories],
             "left_out": [],
@@ -70,6 +75,30 @@ class Shown:
         """
         pictured = Pictured(self.run.trajectories[split, step].parent, self._tokenizer, thumbnails or Thumbnails())
         return list(_groups(self.run.rows(split, step), self._decode, pictured))
+
+    def _what(self) -> dict[str, str]:
+        """Returns what was trained on what, and how."""
+        settings, names = (
+            self.run.settings,
+            [(plugin["kind"], str(plugin["alias"] or plugin["name"])) for plugin in self.run.plugins],
+        )
+        sources = [str(source["path"] if isinstance(source, dict) else source) for source in settings["data"]["sources"]]
+        kinds = {kind: ", ".join(name for of, name in names if of == kind) for kind in ("algo", "reward", "extension", "agent")}
+        return {
+            "model": str(settings["roles"]["actor"]["model"]),
+            "data": ", ".join(sources) or "data given in Python",
+            **{kind: text for kind, text in kinds.items() if text},
+        }
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """Returns the settings: the value that was used, the usual one if that is another, and what it means."""
+        usual, helps, stated = self._usual, setting_helps(self.run), flat(self.run.settings)
+        found = {}
+        for name, value in used_settings(self.run).items():
+            changed = name in stated and usual.get(name, ...) != stated[name] and name not in UNTOLD
+            row = {"value": written(value), "changed": changed, "usual": written(usual.get(name)), "help": helps.get(name, "")}
+            found[name] = {key: text for key, text in row.items() if text}
+        return found
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -129,7 +158,8 @@ def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, st
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError("the page's plots need plotly: pip install 'rlhf-runs[report]'") from None
-    parts = {part: files(__package__).joinpath("page", f"page.{part}").read_text("utf-8") for part in ("html", "css", "js")}
+    parts = {part: _part(f"page.{part}") for part in ("html", "css")}
+    parts["js"] = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
     parts |= {part: f"\n{parts[part]}\n" for part in ("css", "js")}
     parts["title"] = html.escape(", ".join(names))
     plotly = get_plotlyjs().replace("</script", "<\\/script").replace("\r\n", "\n")
@@ -140,9 +170,13 @@ def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, st
     parts["policy"] = html.escape(policy, quote=False)
     parts["chunks"] = "\n".join(
         f'<script type="text/plain" id="{html.escape(key)}">{base64.b64encode(packed).decode()}</script>'
-        for key, packed in {**chunks, "telling": pack(TELLING)}.items()
+        for key, packed in chunks.items()
     )
     return re.sub(r"\{(title|policy|css|unneeded|chunks|js|plotly)\}", lambda place: parts[place[1]], parts["html"]), policy
+
+
+def _part(name: str) -> str:
+    return files(__package__).joinpath("page", name).read_text("utf-8")
 
 
 def pack(value: Any) -> bytes:
@@ -173,21 +207,31 @@ def _groups(rows: Sequence[dict[str, Any]], decode: Decode | None, pictured: Pic
         groups.setdefault(row.get("group_id"), []).append(row)
     for name, members in groups.items():
         first = members[0]
+        prompt = first.get("prompt")
+        problem = first.get("row")
+        messages = turns_of_messages(problem.get("prompt") if isinstance(problem, dict) else prompt)
+        turns = messages or turns_of(str(prompt))
         yield {
             "group": name,
             "source": first.get("source"),
             "task": first.get("task"),
             "label": first.get("label"),
-            "prompt": first.get("prompt"),
+            "turns": turns or [("Prompt", prompt if isinstance(prompt, str) else json.dumps(prompt, indent=1))],
             **pictured.prompt(first),
-            "rows": [_row(row, decode, pictured) for row in members],
+            "rows": [_row(row, decode, pictured, chat=bool(turns)) for row in members],
         }
 
 
-def _row(row: dict[str, Any], decode: Decode | None, pictured: Pictured) -> dict[str, Any]:
+def _row(row: dict[str, Any], decode: Decode | None, pictured: Pictured, *, chat: bool) -> dict[str, Any]:
+    """
+    Args:
+        chat: the prompt has speakers, so a text of several turns names them too.
+    """
     kept = ("episode_id", "sample", "reward", "rewards", "score", "advantage", "finish_reason", "length", "unjudged", "role")
     found = {name: row[name] for name in (*kept, "final", "metrics", "events", "tree") if row.get(name) not in (None, {}, [])}
-    text = {"text": row.get("full_text") or row.get("text"), **pictured.turns(row)}
+    text: dict[str, Any] = {"text": row.get("full_text") or row.get("text"), **pictured.turns(row)}
+    if chat and "full_text" in row and len(turns := turns_of(f"assistant\n{row['full_text']}")) > 1:
+        text["turns"] = turns
     if not row.get("segments"):
         return found | text
     try:
@@ -210,6 +254,8 @@ def _segments(row: dict[str, Any], decode: Decode | None, pictured: Pictured) ->
         if segment["kind"] == "action":
             part |= {"logprobs": [round(value, 3) for value in segment["logprobs"]], "versions": segment["versions"]}
             part |= {name: row[name][first:behind] for name in ("advantages", "trainer_logprobs") if name in row}
+        elif turns := turns_of(str(part.get("text", "")).lstrip()):
+            part["turns"] = turns
         if decode is not None:
             part["tokens"] = [decode(token) for token in segment["token_ids"]]
         yield part

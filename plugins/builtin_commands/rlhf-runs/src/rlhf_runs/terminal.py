@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import plotille
+from rich.cells import cell_len
 from rich.text import Text
 
 from rlhf_host.commands import visible
@@ -17,6 +19,9 @@ Curve = tuple[Sequence[int], Sequence[float]]
 CHARS = 160
 LABELS = 11
 """Columns before a plot."""
+GAP = "  "
+_JOINTS = re.compile(r"(?<=[/_.-])(?=[^\W\d])|(?<=\s)")
+"""Where a cell may be wrapped: between words, and in names behind their punctuation."""
 
 
 def plot(curve: Curve, *, width: int, height: int = 6, low: float | None = None, high: float | None = None) -> list[str]:
@@ -49,9 +54,52 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def cell(text: str) -> Text:
-    """Returns a text for a table as it is: rich would read words in square brackets as styles."""
-    return Text(visible(text))
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Collection[str] = ()) -> Text:
+    """Returns a table of at most ``width`` columns without a broken word; where it would be too wide, a block for each row.
+
+    Args:
+        right: columns of numbers.
+    """
+    cells = [[visible(text) for text in line] for line in (names, *rows)]
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(cell_len, column)) for column in columns]
+    narrowest = [max(cell_len(part.strip()) for text in column for part in _JOINTS.split(text)) for column in columns]
+    room = width - len(GAP) * (len(names) - 1)
+    if sum(narrowest) > room:
+        return Text("\n".join(line for row in cells[1:] for line in _block(cells[0], row, width)))
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda place: (widths[place] > narrowest[place]) * widths[place])
+        widths[widest] -= 1
+    lines = []
+    for row in cells:
+        parts = [_wrapped(text, each) for text, each in zip(row, widths, strict=True)]
+        for number in range(max(map(len, parts))):
+            texts = [part[number] if number < len(part) else "" for part in parts]
+            spaces = [" " * (each - cell_len(text)) for text, each in zip(texts, widths, strict=True)]
+            padded = [
+                space + text if name in right else text + space for name, text, space in zip(names, texts, spaces, strict=True)
+            ]
+            lines.append(GAP.join(padded).rstrip())
+        if row is cells[0]:
+            head = len("\n".join(lines))
+    told = Text("\n".join(lines))
+    told.stylize("dim", 0, head)
+    return told
+
+
+def _block(names: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+    yield from _wrapped(f"{names[0]} {row[0]}", width)
+    for name, text in zip(names[1:], row[1:], strict=True):
+        yield from (f"  {line}" for line in _wrapped(f"{name}: {text}", width - 2))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines = [""]
+    for part in _JOINTS.split(text):
+        if lines[-1] and cell_len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
 
 
 def short(value: Any) -> str:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rlhf_host import RunDirectory, UserError
 from rlhf_host.commands import visible
-from rlhf_host.runs import flat, usual_settings
-from rlhf_runs.metrics import PLOTTED, TELLING
+from rlhf_host.runs import usual_settings
+from rlhf_runs.folder import chosen_runs
+from rlhf_runs.metrics import PLOTTED, in_order
 from rlhf_runs.names import names_of
-from rlhf_runs.terminal import cell, number, plot, short
+from rlhf_runs.notes import note_of
+from rlhf_runs.terminal import number, plot, short, table
+from rlhf_runs.used import UNTOLD, used_settings, written
 
 HELP_GROUP = "Look at runs"
 
@@ -28,38 +30,40 @@ NARROWEST = 36
 
 
 @click.command()
-@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="[RUN RUN...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="What to compare; repeatable.")
 @click.option("--prompts", type=click.IntRange(0), default=2, show_default=True, help="So many prompts that all runs answered.")
 def compare(runs: Sequence[Path], metrics: Sequence[str], prompts: int) -> None:
-    """Compare runs: settings that differ, curves with the same limits, and answers to the same prompts."""
-    if len(runs) < 2:
+    """Compare runs: settings that differ, curves with the same limits, and answers to the same prompts.
+
+    Without RUN they are the newest two in runs/.
+    """
+    if len(runs) == 1:
         raise UserError(f"rlhf compare takes two runs or more, and {runs[0]} is one: rlhf show {runs[0]} shows it")
-    found = [RunDirectory(path) for path in runs]
+    found = chosen_runs(runs, 2)
     names = names_of([run.path for run in found])
     for run in found:
         for name in metrics:
             run.curve(name)  # before anything is printed
     screen = Console(highlight=False)
-    screen.print(_settings(found, names))
+    screen.print(_settings(found, names, screen.width))
     for name in metrics or _compared(found):
         screen.print(Text(f"\n{visible(name)}", "bold"))
         for lines in _plots(found, names, name, screen.width):
             screen.print(Text(lines))
-        screen.print(_values(found, names, name))
+        screen.print(_values(found, names, name, screen.width))
     for line in _answers(found, names, prompts):
         screen.print(Text(visible(line)))
     for line in (line for run in found for line in run.damage):
         screen.print(Text(visible(f"Warning: {line}"), "yellow"))
 
 
-def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("setting", overflow="fold")
-    for name in names:
-        table.add_column(cell(name), overflow="fold")
-    table.add_row("status", *(cell(f"{run.status} at step {run.step}") for run in runs))
-    each = [{name: value for name, value in flat(run.settings).items() if value != {}} for run in runs]
+def _settings(runs: Sequence[RunDirectory], names: Sequence[str], width: int) -> Text:
+    rows = [["status", *(f"{run.status} at step {run.step}" for run in runs)]]
+    notes = [note_of(run) for run in runs]
+    if any(notes):
+        rows.append(["note", *notes])
+    each = [{name: value for name, value in used_settings(run).items() if value != {}} for run in runs]
     usual = cache(usual_settings)  # which loads plugins
     for name in dict.fromkeys(name for settings in each for name in settings):
         values = [settings.get(name) for settings in each]
@@ -68,22 +72,14 @@ def _settings(runs: Sequence[RunDirectory], names: Sequence[str]) -> Table:
         told = not of_some or any(
             value is not None and value != usual(run).get(name) for value, run in zip(values, runs, strict=True)
         )
-        if name not in ("run_dir", "name") and told and any(value != values[0] for value in values):
-            table.add_row(cell(name), *(cell(_written(value)) for value in values))
-    return table
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_written, value))
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_written(item)}" for name, item in value.items() if item is not None)
-    return "-" if value is None else str(value)
+        if name not in UNTOLD and told and any(value != values[0] for value in values):
+            rows.append([name, *(written(value) or "-" for value in values)])
+    return table(["setting", *names], rows, width)
 
 
 def _compared(runs: Sequence[RunDirectory]) -> list[str]:
     """Returns the most telling metrics that all runs have."""
-    wanted = dict.fromkeys(name for name in (*(run.headline for run in runs), *PLOTTED, *TELLING) if name is not None)
+    wanted = dict.fromkeys(name for name in (*(run.headline for run in runs), *PLOTTED, *in_order(runs[0].curves)) if name)
     return [name for name in wanted if all(name in run.curves for run in runs)][:PLOTS]
 
 
@@ -99,19 +95,16 @@ def _plots(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, widt
         yield "\n".join("".join(parts).rstrip() for parts in zip(*blocks, strict=True))
 
 
-def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str) -> Table:
+def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, width: int) -> Text:
     """Returns values at steps that all have, and at the last step of each."""
     curves = [dict(zip(*run.curve(metric), strict=True)) for run in runs]
     common = sorted({*curves[0]}.intersection(*curves[1:]))
     count = min(POINTS, len(common))
     steps = [common[round(place * (len(common) - 1) / max(1, count - 1))] for place in range(count)]
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("step", *names):
-        table.add_column(cell(name), justify="right", overflow="fold")
-    for step in steps:
-        table.add_row(str(step), *(number(curve[step]) for curve in curves))
-    table.add_row("last", *(number(run.curve(metric)[1][-1]) for run in runs))
-    return table
+    rows = [[str(step), *(number(curve[step]) for curve in curves)] for step in steps]
+    rows.append(["last", *(number(run.curve(metric)[1][-1]) for run in runs)])
+    head = ["step", *names]
+    return table(head, rows, width, right=head)
 
 
 def _answers(runs: Sequence[RunDirectory], names: Sequence[str], count: int) -> Iterator[str]:

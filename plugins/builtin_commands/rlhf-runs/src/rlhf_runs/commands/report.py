@@ -7,15 +7,16 @@ from pathlib import Path
 
 import click
 
-from rlhf_host import RunDirectory, UserError
+from rlhf_host import UserError
 from rlhf_host.commands import write_file
+from rlhf_runs.folder import chosen_runs
 from rlhf_runs.names import names_of
 
 HELP_GROUP = "Look at runs"
 
 
 @click.command()
-@click.argument("runs", metavar="RUN [RUN...]", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--output",
     "-o",
@@ -26,10 +27,13 @@ HELP_GROUP = "Look at runs"
     help="The page.",
 )
 def report(runs: Sequence[Path], output: Path) -> None:
-    """Write one page with curves, answers, settings and versions of the runs. It needs no network and no server."""
+    """Write one page with curves, answers, settings and versions of the runs. It needs no network and no server.
+
+    Without RUN it is the newest one in runs/.
+    """
     from rlhf_runs.report import page
 
-    found = [RunDirectory(path) for path in runs]
+    found = chosen_runs(runs)
     if not output.parent.is_dir():
         raise UserError(f"--output {output}: there is no directory {output.parent}")
     if output.is_file() and not _is_page(output):
@@ -38,7 +42,7 @@ def report(runs: Sequence[Path], output: Path) -> None:
     write_file(output, text.encode())
     for notice in notices:
         click.echo(notice, err=True)
-    click.echo(f"{output} ({output.stat().st_size / 1e6:.1f} MB)")
+    click.echo(f"wrote {output.resolve()} ({output.stat().st_size / 1e6:.1f} MB): open it in a browser")
 
 
 def _is_page(file: Path) -> bool:

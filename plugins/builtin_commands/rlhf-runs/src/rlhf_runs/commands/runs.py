@@ -9,57 +9,54 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from rlhf_host import RunDirectory, UserError
-from rlhf_runs.terminal import age, cell, number
+from rlhf_runs.folder import RUNS, begun, runs_in
+from rlhf_runs.notes import NOTE, note_of, write_note
+from rlhf_runs.terminal import age, number, short, table
 
 HELP_GROUP = "Look at runs"
 
-CONFIG, PLUGINS = "config.yaml", "plugins.json"
-"""Files that every run directory has."""
-
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), default="runs")
+@click.argument("folder", type=click.Path(path_type=Path), default=RUNS)
+@click.option(
+    "--note",
+    type=(click.Path(path_type=Path), str),
+    metavar="RUN TEXT",
+    help=f"Only write a note about a run, which tables and pages show: {NOTE} in the run directory. An empty one removes it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects instead of a table.")
-def runs(folder: Path, as_json: bool) -> None:
+def runs(folder: Path, note: tuple[Path, str] | None, as_json: bool) -> None:
     """List the runs in FOLDER (default: runs), the newest last: how far each is, its most important figure, age and size."""
+    if note is not None:
+        run = RunDirectory(note[0])
+        write_note(run, note[1])
+        click.echo(f"{run.path / NOTE}: {'written' if note[1].strip() else 'removed'}")
+        return
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; rlhf train writes into runs/ unless --run-dir says otherwise")
-    rows = []
-    for path in (folder, *sorted(folder.iterdir())):
-        has = [(path / name).is_file() for name in (CONFIG, PLUGINS)]
-        if not all(has):
-            if any(has) and path != folder:
-                click.echo(f"left out: {path} has no {PLUGINS if has[0] else CONFIG}: rlhf train writes both", err=True)
-            continue
-        try:
-            run = RunDirectory(path)
-            rows.append(_row(run))
-        except UserError as error:
-            click.echo(f"left out: {error}", err=True)
-            continue
-        for line in run.damage:
-            click.echo(line, err=True)
-    rows.sort(key=lambda row: row["started"])
+    found = runs_in(folder)
+    rows = [_row(run) for run in found]
+    for line in (line for run in found for line in run.damage):
+        click.echo(line, err=True)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
     if not rows:
         click.echo(f"{folder} has no runs", err=True)
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("run", overflow="fold")
-    for name in ("status", "step", "figure", "age", "size"):
-        table.add_column(name, justify="left" if name in ("status", "figure") else "right", no_wrap=name != "figure")
+    lines = []
     for row in rows:
         step = f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
         figure = "" if row["figure"] is None else f"{row['metric']} {number(row['figure'])}"
-        table.add_row(
-            cell(row["run"]), cell(str(row["status"])), step, cell(figure), age(row["started"]), decimal(row["bytes"])
-        )
-    Console(highlight=False).print(table)
+        lines.append([row["run"], str(row["status"]), step, figure, age(row["started"]), decimal(row["bytes"])])
+    names = ["run", "status", "step", "figure", "age", "size"]
+    if any(row["note"] for row in rows):
+        names.append("note")
+        lines = [[*line, short(row["note"])] for line, row in zip(lines, rows, strict=True)]
+    screen = Console(highlight=False)
+    screen.print(table(names, lines, screen.width, right=("step", "age", "size")))
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
@@ -73,6 +70,7 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "steps": run.steps,
         "metric": name,
         "figure": run.curve(name)[1][-1] if name else None,
-        "started": run.about.get("started", (run.path / CONFIG).stat().st_mtime),
+        "started": begun(run),
         "bytes": sum(path.stat().st_size for path in files),
+        "note": note_of(run),
     }

@@ -9,14 +9,15 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rlhf_host import RunDirectory
 from rlhf_host.commands import visible
 from rlhf_host.runs import HEADLINES
-from rlhf_runs.metrics import PLOTTED, TELLING
-from rlhf_runs.terminal import age, cell, number, plot, short
+from rlhf_runs.folder import chosen_runs
+from rlhf_runs.metrics import PLOTTED, in_order
+from rlhf_runs.notes import note_of
+from rlhf_runs.terminal import age, number, plot, short, table
 
 HELP_GROUP = "Look at runs"
 
@@ -26,14 +27,17 @@ ENDS = 5
 
 
 @click.command()
-@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run", metavar="[RUN]", required=False, type=click.Path(path_type=Path))
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="What to plot; repeatable.")
 @click.option(
     "--samples", type=click.IntRange(0), default=2, show_default=True, help="So many of the best answers, and of the worst."
 )
-def show(run: Path, metrics: Sequence[str], samples: int) -> None:
-    """Show how a run went: curves, what changed from its start to its end, warnings, best and worst answers of its last step."""
-    found = RunDirectory(run)
+def show(run: Path | None, metrics: Sequence[str], samples: int) -> None:
+    """Show how a run went: curves, what changed from its start to its end, warnings, best and worst answers of its last step.
+
+    Without RUN it is the newest one in runs/.
+    """
+    [found] = chosen_runs([] if run is None else [run])
     for name in metrics:
         found.curve(name)  # before anything is printed
     screen = Console(highlight=False)
@@ -44,7 +48,7 @@ def show(run: Path, metrics: Sequence[str], samples: int) -> None:
         screen.print(Text("\n".join(plot(found.curve(name), width=screen.width))))
     if found.curves:
         screen.print()
-        screen.print(_changes(found))
+        screen.print(_changes(found, screen.width))
     for line in found.warnings:
         screen.print(Text(visible(f"Warning: {line}"), "yellow"))
     for line in _samples(found, samples):
@@ -58,6 +62,8 @@ def _head(run: RunDirectory) -> Iterator[str]:
     of_steps = f" of {run.steps}" if run.steps else ""
     begun = f", begun {age(about['started'])} ago" if "started" in about else ""
     yield f"{run.path}: {run.status} at step {run.step}{of_steps}{begun}"
+    if note := note_of(run):
+        yield f"note: {note}"
     for name in ("error", "stopped_by"):
         if name in about:
             yield f"{name.replace('_', ' ')}: {about[name]}"
@@ -81,20 +87,18 @@ def _plotted(run: RunDirectory) -> list[str]:
     return [name for name in names if name is not None][:PLOTS]
 
 
-def _changes(run: RunDirectory) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("metric")
-    for name in (f"first {ENDS}", f"last {ENDS}", "lowest", "highest"):
-        table.add_column(name, justify="right")
+def _changes(run: RunDirectory, width: int) -> Text:
+    names = ["metric", f"first {ENDS}", f"last {ENDS}", "lowest", "highest"]
     evaluated = [name for name in run.curves if name.startswith("eval/")]
     evaluated.sort(key=lambda name: name not in HEADLINES)
-    for name in [*evaluated[:4], *(name for name in TELLING if name in run.curves)]:
+    rows = []
+    for name in [*evaluated[:4], *(name for name in in_order(run.curves) if name not in evaluated)]:
         _, values = run.curves[name]
         means = statistics.fmean(values[:ENDS]), statistics.fmean(values[-ENDS:])
-        if name.startswith("eval/"):
+        if name in evaluated:
             means = values[0], values[-1]
-        table.add_row(cell(name), *map(number, (*means, min(values), max(values))))
-    return table
+        rows.append([name, *map(number, (*means, min(values), max(values)))])
+    return table(names, rows, width, right=names[1:])
 
 
 def _samples(run: RunDirectory, count: int) -> Iterator[str]:
@@ -105,12 +109,18 @@ def _samples(run: RunDirectory, count: int) -> Iterator[str]:
     folder = run.trajectories[split, step].parent
     rows = [row for row in run.rows(split, step) if isinstance(row.get("reward"), int | float)]
     rows.sort(key=lambda row: -row["reward"])
-    best = list({_asked(row): row for row in rows[::-1]}.values())[::-1][:count]
-    worst = [row for row in {_asked(row): row for row in rows}.values() if row not in best][-count:]
-    for name, chosen in (("best", best), ("worst", worst)):
+    differ = bool(rows) and rows[0]["reward"] > rows[-1]["reward"]
+    higher = [row for row in rows if row["reward"] > rows[-1]["reward"]] if differ else rows
+    best = list({_asked(row): row for row in higher[::-1]}.values())[::-1][:count]
+    lower = [row for row in rows if row["reward"] < best[-1]["reward"]] if differ else []
+    worst = list({_asked(row): row for row in lower}.values())[-count:]
+    if rows and not differ:
+        yield ""
+        yield f"All {len(rows)} answers of step {step} ({split}) that were saved have the same reward, {number(rows[0]['reward'])}:"
+    for name, chosen in ("best " if differ else "", best), ("worst ", worst):
         for row in chosen:
             yield ""
-            yield f"{name} answer of step {step} ({split}): reward {number(row['reward'])}, {row.get('length', 0)} tokens"
+            yield f"{name}answer of step {step} ({split}): reward {number(row['reward'])}, {row.get('length', 0)} tokens"
             yield from (f"  picture {folder / str(image['file'])}" for image in row.get("images") or ())
             yield f"  prompt  {short(row.get('prompt'))}"
             yield f"  answer  {short(row.get('full_text') or row.get('text'))}"

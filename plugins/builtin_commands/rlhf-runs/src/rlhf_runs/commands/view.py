@@ -11,21 +11,22 @@ from pathlib import Path
 import click
 
 from rlhf_host import RunDirectory, UserError
+from rlhf_runs.folder import chosen_runs
 from rlhf_runs.names import names_of
 
 HELP_GROUP = "Look at runs"
 
 
 @click.command()
-@click.argument("runs", metavar="RUN [RUN...]", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="[RUN...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the address; default: any free one.")
 @click.option("--browser/--no-browser", default=True, help="Open the address, or only print it.")
 def view(runs: Sequence[Path], port: int, browser: bool) -> None:
     """Open the page of rlhf report in the browser, and follow runs that go on. Ctrl-C ends it.
 
-    Only this machine reaches it, by an address with a token. It needs rlhf-runs[view].
+    Without RUN it is the newest one in runs/. Only this machine reaches it, by an address with a token. It needs rlhf-runs[view].
     """
-    found = [RunDirectory(path) for path in runs]
+    found = chosen_runs(runs)
     asyncio.run(_serve(found, names_of([run.path for run in found]), port, browser))
 
 
