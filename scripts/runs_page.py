@@ -34,13 +34,18 @@ runs of the quickstart task:
 ## Which runs are there?
 """
 SHOW = """`failed` and `interrupted` runs are told from `killed` ones, which could write nothing at their end. `--json` is for
-programs.
+programs. A name from this table is enough for all commands that take a run: `rlhf show usual` is `rlhf show runs/usual`.
+Without a name, `show`, `report` and `view` take the newest run in `runs/`, and `compare` the newest two; they say which.
+Lines of a run's files that cannot be read are left out and named.
+
+`rlhf runs --note usual "the rate of the paper"` writes a note about a run, into `note.txt` in its directory. Tables and pages
+show it.
 
 ## How did one go?
 """
 COMPARE = """Plotted are the metric of `checkpoint.best` or of the evaluation, and two more; `--metric NAME` chooses others.
-Below are means of the first and last five steps, the warnings of the run, and answers of its last step. `rlhf episodes runs/usual`
-shows whole episodes.
+Below are means of the first and last five steps ([Metrics](metrics.md) explains them), the warnings of the run, and answers
+of its last step: the best and the worst, if their rewards differ. `rlhf episodes runs/usual` shows whole episodes.
 
 ## What is different between two?
 """
@@ -54,25 +59,41 @@ pip install --find-links dist 'rlhf-runs[report]'
 rlhf report runs/usual runs/slow -o report.html
 ```
 
-![Three runs of the quickstart task in the browser: a table of runs, and curves above each other](assets/report.png)
+![Three runs of the quickstart task in the browser: a table of runs, and metrics by question](assets/report.png)
 
-The page is one file of about 5 MB. It asks no server for anything, so it can be attached to an email or a pull request. It
-has
+The page is one file of about 5 MB, and the command says where it is. It asks no server for anything, so it can be attached to
+an email or a pull request. Its Content-Security-Policy lets the browser run the page's own scripts and no others, whatever a
+model or a data set has written. It fits a phone, and follows the browser's light or dark theme.
 
-- **curves** of every metric, over steps or minutes, smoothed if you like, the runs above each other;
-- **answers** by group: the prompt, each answer with its rewards by plugin, its advantage and the turns, branches and events
-  of its episode. With `--trajectories.tokens`, which saves tokens too, tokens are coloured by advantage, log-probability,
-  version, or mismatch between trainer and sampler where the trainer computes log-probabilities before the update
-  (`--train.old-logprobs recompute`, `--kl.coef`);
-- **settings** that are not at their defaults, those that differ in bold;
-- **environment**: how the run began and ended, plugins, and exact versions of all packages.
+**Metrics** begins with a summary: what was trained, how far, the most important figure with its change and its 95 % interval,
+and warnings. Of several runs it is a table with the settings that differ and the notes. *Group by* gives the runs that share
+a setting one colour, and draws their mean.
+
+Below, each question has its metrics: is it learning, is it stable, is it fast, what does it say? Each has its unit and a
+sentence of help, those of [Metrics](metrics.md). A metric that never changes, or repeats another, has no chart: a line says
+its value. *What does it say?* also shows the answers with the highest and lowest reward.
+
+A click on a chart chooses a step. The address then ends in `#step=40`: this link opens the charts with their values at that
+step, and its answers. `#tab=Answers&step=40&run=slow` opens the answers of one run.
+
+**Answers** has the prompts of a step, with their ends, and on a click all of a prompt and all of a long answer. The speakers of
+chats and of several turns are named. Each answer has its rewards by plugin, its advantage, and the branches and events of its
+episode. With `--trajectories.tokens`, which saves tokens too, pictures are at their places, and tokens are coloured by
+advantage, log-probability, version, or mismatch between trainer and sampler where the trainer computes log-probabilities
+before the update (`--train.old-logprobs recompute`, `--kl.coef`). Without it, speakers are found by the lines that most chat
+templates write.
+
+**Settings** shows those that differ between runs first, then those that are not at their defaults, then the others. They are
+the values that were used: where the configuration leaves the learning rate to the algorithm, it is the algorithm's.
+
+**Environment** has how the run began and ended, plugins, and exact versions of all packages.
 
 `rlhf view runs/usual` opens the same page on a run that goes on, and follows it. Only this machine reaches it, by an address
 with a token. On a machine without a browser, `rlhf view RUN --no-browser --port 8100` prints the address, and `ssh -L
 8100:127.0.0.1:8100 MACHINE` brings it to yours. It needs `rlhf-runs[view]`.
 
 Of long runs, the newest answers come first, and the page says which are left out. By default a run saves some answers of
-every step: `--trajectories.every` and `--trajectories.max-per-step` say how many.
+every step, and with the preset `quickstart` of every tenth: `--trajectories.every` and `--trajectories.max-per-step` say how many.
 
 What to do with the model of a run: [After the run](after-the-run.md).
 

@@ -112,36 +112,6 @@ def test_pieces_are_what_the_files_have_and_only_for_those_with_the_address(runn
     assert process.stderr.read().endswith("Ended.\n")
 
 
-def test_a_browser_follows_a_run(running, view, browser):
-    run, go = running
-    _, url = view(run)
-    tab = browser.new_page()
-    tab.set_default_timeout(120_000)
-    said: list[str] = []
-    tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: said.append(str(error)))
-    tab.goto(url)
-    tab.wait_for_selector("#live >> text=live")
-    tab.wait_for_selector(f"#headline >> text=Step 3 of {STEPS}")
-    plot = '.plot[data-metric="reward/mean"]'
-    tab.wait_for_selector(f"{plot} .main-svg")
-    assert tab.eval_on_selector(plot, "plot => plot.data[0].y.length") == 3
-    tab.click("nav >> text=Answers")
-    tab.wait_for_selector("#group .row")
-    shown = tab.inner_text("#group")
-    places = tab.locator("#place option").count()
-    go.touch()
-    tab.locator("#place option").nth(places).wait_for(state="attached")
-    assert tab.inner_text("#group") == shown, "what is read does not move"
-    tab.click("nav >> text=Metrics")
-    tab.wait_for_selector("#headline >> text=finished in")
-    tab.wait_for_selector(f"{plot} .main-svg")
-    values = RunDirectory(run).curve("reward/mean")[1]
-    assert tab.eval_on_selector(plot, "plot => Array.from(plot.data[0].y)") == values
-    assert not said
-    tab.close()
-
-
 def test_what_is_no_run_is_refused(rlhf_here, tmp_path):
     result = rlhf_here("view", tmp_path, "--no-browser")
     assert result.exit_code == 2
@@ -194,3 +164,33 @@ def test_without_the_package_of_servers_a_line_says_what_to_install(rlhf_here, t
     monkeypatch.setitem(sys.modules, "rlhf_server", None)
     done = rlhf_here("view", tmp_path, "--no-browser")
     assert (done.exit_code, done.stderr) == (2, "Error: rlhf view needs rlhf-server: pip install 'rlhf-runs[view]'\n")
+
+
+def test_a_browser_follows_a_run(running, view, browser):
+    run, go = running
+    _, url = view(run)
+    tab = browser.new_page()
+    tab.set_default_timeout(120_000)
+    said: list[str] = []
+    tab.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.goto(url)
+    tab.wait_for_selector("#live >> text=live")
+    tab.wait_for_selector(f"#headline >> text=Step 3 of {STEPS}")
+    plot = '.plot[data-metric="reward/mean"]'
+    tab.wait_for_selector(f"{plot} .main-svg")
+    assert tab.eval_on_selector(plot, "plot => plot.data[0].y.length") == 3
+    tab.click("nav >> text=Answers")
+    tab.wait_for_selector("#group .row")
+    shown = tab.inner_text("#group")
+    places = tab.locator("#place option").count()
+    go.touch()
+    tab.locator("#place option").nth(places).wait_for(state="attached")
+    assert tab.inner_text("#group") == shown, "what is read does not move"
+    tab.click("nav >> text=Metrics")
+    tab.wait_for_selector("#headline >> text=finished in")
+    tab.wait_for_selector(f"{plot} .main-svg")
+    values = RunDirectory(run).curve("reward/mean")[1]
+    assert tab.eval_on_selector(plot, "plot => Array.from(plot.data[0].y)") == values
+    assert not said
+    tab.close()

@@ -26,6 +26,8 @@ from rlhf_runs.used import UNTOLD, setting_helps, used_settings, written
 
 MOST = 14_000_000
 """Maximum characters of saved answers in a page, compressed; the newest steps come first."""
+NAMED = 3
+"""Names in the title of a page with more runs."""
 SCRIPTS = ("elements", "headline", "charts", "answers", "settings", "start")
 """Parts of the page's script, in their order."""
 _OF_MAPS = re.compile(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)')
@@ -73,8 +75,12 @@ class Shown:
         Args:
             thumbnails: copies of pictures; default: as many as a page may have.
         """
-        pictured = Pictured(self.run.trajectories[split, step].parent, self._tokenizer, thumbnails or Thumbnails())
-        return list(_groups(self.run.rows(split, step), self._decode, pictured))
+        run = self.run  # which a server replaces
+        rows = run.rows(split, step)
+        tokens = any(row.get("segments") for row in rows)  # else no tokenizer is needed, which takes seconds to load
+        tokenizer, decode = (self._tokenizer, self._decode) if tokens else (None, None)
+        pictured = Pictured(run.trajectories[split, step].parent, tokenizer, thumbnails or Thumbnails())
+        return list(_groups(rows, decode, pictured))
 
     def _what(self) -> dict[str, str]:
         """Returns what was trained on what, and how."""
@@ -161,7 +167,8 @@ def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, st
     parts = {part: _part(f"page.{part}") for part in ("html", "css")}
     parts["js"] = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
     parts |= {part: f"\n{parts[part]}\n" for part in ("css", "js")}
-    parts["title"] = html.escape(", ".join(names))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED + 1 else ""
+    parts["title"] = html.escape(", ".join(names[:NAMED] if more else names) + more)
     plotly = get_plotlyjs().replace("</script", "<\\/script").replace("\r\n", "\n")
     # The styles of its maps, which it would make anew: only a page that allows any style lets it.
     parts["unneeded"] = "".join(f'<style id="{name}"></style>' for name in _OF_MAPS.findall(plotly))

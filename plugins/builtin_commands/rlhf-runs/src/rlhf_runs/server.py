@@ -33,7 +33,7 @@ class RunsServer:
         self._policy = f"{policy}; frame-ancestors 'none'"
         self._token = token_urlsafe(16)
         self._http = HttpServer("rlhf view")
-        self._reading = asyncio.Lock()
+        self._reading, self._answering = asyncio.Lock(), asyncio.Lock()
 
     async def start(self, port: int) -> str:
         """Starts the server; returns the address to open. Raises ``UserError`` if the port is not available."""
@@ -84,7 +84,7 @@ class RunsServer:
         try:
             split, _, last = place.rpartition("-")
             shown, step = self._shown[int(number.removeprefix("run"))], int(last)
-            async with self._reading:
+            async with self._answering:  # apart from the head, as the first answers load a tokenizer
                 return _response(body=await asyncio.to_thread(lambda: pack(shown.answers(split, step))))
         except (ValueError, IndexError, KeyError):
             raise ApiError(404, "there are no such answers", "not_found") from None

@@ -57,14 +57,17 @@ function preview() {
     return holder;
   }
   const [split, step] = run.places[place];
+  const reading = element("p", { className: "dim", textContent: "Reading ..." });
+  holder.append(reading);
   const all = element("a", { href: address({ tab: "Answers", step, split }), textContent: `All answers of ${placeName([split, step])}` });
   answersOf(where.run, place).then((found) => {
     const rows = found.flatMap((each) => each.rows.filter((row) => typeof row.reward === "number").map((row) => [each, row])).sort((a, b) => b[1].reward - a[1].reward);
+    reading.remove();
     if (!rows.length) return;
     const differ = rows[0][1].reward > rows.at(-1)[1].reward;
     const ends = differ ? [["Highest reward", rows[0]], ["Lowest reward", rows.at(-1)]] : [["An answer: all saved ones got the same reward", rows[0]]];
     holder.prepend(element("div", { className: "pair" }, ends.map(([title, [each, row]]) => element("article", { className: "chart" }, element("h3", { textContent: title }), prompt(each), answer(row, Infinity, each.label)))));
-  }).catch((error) => holder.prepend(element("p", { className: "warning", textContent: error.message })));
+  }).catch((error) => reading.replaceWith(element("p", { className: "warning", textContent: error.message })));
   const near = nearNote(run, place, where.step);
   holder.append(...[near, element("p", {}, runs.length > 1 ? `${run.name}: ` : null, all)].filter(Boolean));
   return holder;

@@ -92,8 +92,10 @@ function questionParts(opened) {
 
 function chartOf(name, metric) {
   const title = element("h3", {}, breakable(name)), unit = metric.unit ? element("span", { className: "unit", textContent: metric.unit }) : null;
-  const plot = element("div", { className: "plot", data: { metric: name }, attributes: { role: "group", "aria-label": `${name}: ${told(name, shown().step)}` } });
-  return element("figure", { className: "chart" }, element("figcaption", {}, element("div", { className: "title" }, title, unit), element("p", { className: "value" }), element("p", { textContent: metric.help })), plot);
+  const plot = element("div", { className: "plot", data: { metric: name }, attributes: { role: "group" } });
+  const made = element("figure", { className: "chart" }, element("figcaption", {}, element("div", { className: "title" }, title, unit), element("p", { className: "value" }), element("p", { textContent: metric.help })), plot);
+  tell(plot);
+  return made;
 }
 
 const seen = new IntersectionObserver((entries) => {
@@ -160,21 +162,28 @@ function draw(plot) {
     hoverlabel: { bgcolor: soft },
   };
   Plotly.react(plot, tracesOf(name), layout, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
-  const value = told(name, step);
-  plot.setAttribute("aria-label", `${name}: ${value}`);
+  tell(plot);
+}
+
+function tell(plot) {
+  const { metric } = plot.dataset, value = told(metric, shown().step);
+  plot.setAttribute("aria-label", `${metric}: ${value}`);
   plot.parentNode.querySelector(".value").textContent = value;
 }
 
+// The values above a chart: of one run from its first to its last, of several their last ones or the range of those.
 function told(name, step) {
   const each = having(name).filter((run) => !chosen.hidden.has(runs.indexOf(run))).map((run) => {
-    const [steps, values] = run.curves[name], at = step === null ? -1 : steps.indexOf(step);
-    const whose = runs.length > 1 ? `${run.name} ` : "";
-    if (step !== null) return at < 0 ? "" : `${whose}${number(values[at])}`;
-    return `${whose}${values.length > 1 ? `${number(values[0])} → ` : ""}${number(values.at(-1))}`;
-  }).filter(Boolean);
-  const most = 3, more = each.length > most ? `, and ${each.length - most} more` : "";
+    const [steps, values] = run.curves[name], at = step === null ? values.length - 1 : steps.indexOf(step);
+    return { whose: run.name, value: values[at], from: step === null && values.length > 1 ? `${number(values[0])} → ` : "" };
+  }).filter(({ value }) => value !== undefined);
   if (!each.length) return step === null ? "" : `not measured at step ${step}`;
-  return `${step === null ? "" : `step ${step}: `}${each.slice(0, most).join(", ")}${more}`;
+  const at = step === null ? "" : `step ${step}: `;
+  if (runs.length === 1) return `${at}${each[0].from}${number(each[0].value)}`;
+  if (each.length <= 3) return at + each.map(({ whose, value }) => `${whose} ${number(value)}`).join(", ");
+  const sorted = each.sort((a, b) => a.value - b.value), ends = [sorted[0], sorted.at(-1)];
+  if (number(ends[0].value) === number(ends[1].value)) return at + number(ends[0].value);
+  return at + ends.map(({ whose, value }) => `${number(value)} (${whose})`).join(" to ");
 }
 
 function stepChip() {

@@ -28,7 +28,8 @@ function table(id, names, rows) {
   const head = element("tr", {}, names.map((name) => element("th", { scope: "col" }, breakable(name))));
   const lines = rows.map((cells) => element("tr", { className: cells.className ?? "" }, (cells.cells ?? cells).map((cell, place) => {
     const inside = Array.isArray(cell) || cell instanceof Node ? cell : breakable(cell ?? "");
-    return element("td", { data: { column: names[place] } }, element("div", {}, inside));
+    const colSpan = cells.className === "group" ? names.length : 1;
+    return element("td", { colSpan, className: cell ? "" : "empty", data: { column: names[place] } }, element("div", {}, inside));
   })));
   return element("table", { id, className: "stacks" }, element("thead", {}, head), element("tbody", {}, lines));
 }
@@ -65,13 +66,13 @@ function duration(seconds) {
   return counted(Math.max(1, Math.round(seconds)), "second");
 }
 
-// The address says what is shown: #step=120, #tab=Answers&step=120&run=usual
+// The address says what is shown: #step=120, #tab=Answers&step=120&run=usual, #group=algo.name
 
 function shown() {
   const words = new URLSearchParams(location.hash.slice(1)), step = words.get("step");
   const place = runs.findIndex((run) => run.name === words.get("run"));
   const tab = Object.keys(TABS).find((name) => name.toLowerCase() === words.get("tab")?.toLowerCase());
-  return { tab: tab ?? Object.keys(TABS)[0], step: step !== null && /^\d+$/.test(step) ? Number(step) : null, split: words.get("split"), run: Math.max(0, place) };
+  return { tab: tab ?? Object.keys(TABS)[0], step: step !== null && /^\d+$/.test(step) ? Number(step) : null, split: words.get("split"), group: words.get("group") ?? "", run: Math.max(0, place) };
 }
 
 function address(changes) {
@@ -79,6 +80,7 @@ function address(changes) {
   if (next.tab !== Object.keys(TABS)[0]) words.set("tab", next.tab);
   if (next.step !== null) words.set("step", next.step);
   if (next.split) words.set("split", next.split);
+  if (next.group) words.set("group", next.group);
   if (next.run) words.set("run", runs[next.run].name);
   return `#${words}`;
 }

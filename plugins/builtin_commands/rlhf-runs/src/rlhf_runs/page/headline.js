@@ -1,5 +1,5 @@
 // The first row of the page: what was trained, how far, the figure that matters, warnings. Of several runs: a table, by group.
-const ENDS = 5;
+const ENDS = 5, RECENT = 11;
 const UNGROUPED = "no group";
 
 const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -27,7 +27,7 @@ function change(found) {
 
 function interval(found) {
   const error = found.errors[1];
-  return error ? ` ± ${number(1.96 * error)}` : "";
+  return error ? ` ± ${Number((1.96 * error).toPrecision(2))}` : "";
 }
 
 function progress(run) {
@@ -35,7 +35,8 @@ function progress(run) {
   const began = about.started ?? walls[0], last = about.ended ?? walls.at(-1);
   const took = began && last ? ` in ${duration(last - began)}` : "";
   if (run.status === "running") {
-    const left = run.steps && run.step && began ? ((walls.at(-1) - began) / run.step) * (run.steps - run.step) : 0;
+    const late = walls.slice(-RECENT), each = late.length > 1 ? (late.at(-1) - late[0]) / (late.length - 1) : 0;
+    const left = run.steps ? each * (run.steps - run.step) : 0;
     return left ? `running; about ${duration(left)} left` : "running";
   }
   const words = { finished: `finished${took}`, failed: `failed after ${took.slice(4) || "an unknown time"}`, interrupted: `interrupted after ${took.slice(4)}` };
@@ -100,24 +101,24 @@ function colourOf(place) {
 
 function severalRuns() {
   const apart = differing(), columns = apart.slice(0, 4), notes = runs.some((run) => run.note);
-  const names = ["run", "status", "step", "figure", "change", ...columns, ...(notes ? ["note"] : [])];
+  const names = ["run", "status", "step", "figure", ...columns, ...(notes ? ["note"] : [])];
   const rows = [];
   for (const [group, places] of groups()) {
     if (chosen.group) {
       const lasts = places.map((place) => figure(runs[place])?.last).filter(Number.isFinite);
       const mean = lasts.length ? `mean of the figures ${number(average(lasts))}` : "";
-      rows.push({ className: "group", cells: [[swatch(colourOf(places[0])), `${chosen.group} ${group}`], `${counted(places.length, "run")}${mean ? `, ${mean}` : ""}`] });
+      rows.push({ className: "group", cells: [[swatch(colourOf(places[0])), `${chosen.group} ${group}: ${counted(places.length, "run")}${mean ? `, ${mean}` : ""}`]] });
     }
     for (const place of places) {
       const run = runs[place], found = figure(run);
       const box = element("input", { type: "checkbox", checked: !chosen.hidden.has(place) });
       box.onchange = () => { chosen.hidden[box.checked ? "delete" : "add"](place); redraw(); };
-      const figures = found ? [[...breakable(found.name), ` ${number(found.last)}${interval(found)}`], change(found)] : ["", ""];
-      rows.push([element("label", {}, box, swatch(colourOf(place)), breakable(run.name)), run.status, `${run.step}${run.steps ? ` of ${run.steps}` : ""}`, ...figures, ...columns.map((name) => run.settings[name]?.value ?? ""), ...(notes ? [[run.note]] : [])]);
+      const told = found ? [breakable(found.name), element("b", { textContent: ` ${number(found.last)}` }), interval(found), element("small", { textContent: change(found) })] : "";
+      rows.push([element("label", {}, box, swatch(colourOf(place)), breakable(run.name)), run.status, `${run.step}${run.steps ? ` of ${run.steps}` : ""}`, told, ...columns.map((name) => run.settings[name]?.value ?? ""), ...(notes ? [run.note] : [])]);
     }
   }
   const by = element("select", { id: "by" }, ["", ...apart].map((name) => element("option", { value: name, textContent: name || "nothing", selected: name === chosen.group })));
-  by.onchange = () => { chosen.group = by.value; render(); };
+  by.onchange = () => go({ group: by.value });
   const more = apart.length > columns.length ? element("a", { href: address({ tab: "Settings" }), textContent: `${counted(apart.length, "setting")} differ` }) : null;
   return [element("div", { className: "bar" }, element("label", {}, "group by", by), more), table("runs", names, rows)];
 }

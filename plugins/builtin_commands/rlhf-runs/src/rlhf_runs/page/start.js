@@ -1,10 +1,11 @@
 // Tabs, themes, runs that go on, and the start.
-const LIVE_MS = 2000;
+const LIVE_MS = 2000, LONGEST_MS = 20000;
 const TABS = { Metrics: metricsTab, Answers: answersTab, Settings: settingsTab, Environment: environmentTab };
 let stamp = "", renew = () => {};
 
 function render() {
-  const { tab } = shown();
+  const { tab, group } = shown();
+  chosen.group = group;
   document.getElementById("tabs").replaceChildren(...Object.keys(TABS).map((name) => element("a", { href: address({ tab: name }), textContent: name, attributes: name === tab ? { "aria-current": "page" } : {} })));
   forget();
   renew = () => {};
@@ -29,7 +30,7 @@ async function follow() {
       state.textContent = "rlhf view does not answer";
     }
   }
-  setTimeout(follow, Math.max(LIVE_MS, 10 * (performance.now() - began)));
+  setTimeout(follow, Math.min(LONGEST_MS, Math.max(LIVE_MS, 10 * (performance.now() - began))));
 }
 
 function theme(name) {
