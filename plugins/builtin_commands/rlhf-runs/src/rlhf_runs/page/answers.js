@@ -117,7 +117,7 @@ async function answersTab(main) {
     const words = find.value.trim().toLowerCase();
     const fits = found.map((each, number) => [each, number]).filter(([each]) => !words || JSON.stringify(each, (name, value) => (name === "uri" ? undefined : value)).toLowerCase().includes(words));
     list.replaceChildren(...fits.slice(0, most).map(([each, number_]) => {
-      const worth = judged(each).length ? `reward ${number(meanReward(each))}${spread(each) ? ` ± ${number(spread(each))}` : ""}` : "unjudged";
+      const worth = judged(each).length ? `reward ${number(meanReward(each))}${spread(each) ? `, spread ${number(spread(each))}` : ""}` : "unjudged";
       const button = element("button", { type: "button", data: { place: number_ } }, element("small", { textContent: `${worth} · ${counted(each.rows.length, "answer")}` }), tail(promptOf(each), 110));
       button.onclick = () => open(number_);
       return button;
