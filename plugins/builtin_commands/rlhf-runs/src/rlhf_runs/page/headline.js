@@ -77,12 +77,8 @@ function oneRun(run) {
 function differing() {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.settings)))];
   const apart = names.filter((name) => !UNTOLD.has(name) && new Set(runs.map((run) => run.settings[name]?.value ?? "")).size > 1);
-  const plugins = runs[0] && new Set(names.filter((name) => name.endsWith(".name")).map((name) => name.slice(0, -4)));
-  // Options of a plugin that only some runs have say no more than its name.
-  return apart.filter((name) => {
-    const plugin = name.slice(0, name.lastIndexOf(".") + 1);
-    return name === `${plugin}name` || !plugins.has(plugin) || runs.every((run) => run.settings[`${plugin}name`]);
-  });
+  // A default of a plugin that only some runs have says no more than its name.
+  return apart.filter((name) => runs.every((run) => run.settings[name]) || runs.some((run) => run.settings[name]?.changed));
 }
 
 const UNTOLD = new Set(["name", "run_dir"]);
