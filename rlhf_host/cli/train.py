@@ -160,14 +160,14 @@ def _commands(
         yield "evaluate, with pass@k" if scored else "evaluate", rlhf("eval", "--checkpoint", run_dir, *more)
     if saved and outcome.reason is None and config.from_trajectories is None:
         by_steps = needs.samples or config.train.steps is not None
-        more = ["--train.steps", 2 * outcome.step] if by_steps else ["--data.epochs", f"{2 * config.data.epochs:g}"]
+        more = ["--steps", 2 * outcome.step] if by_steps else ["--data.epochs", f"{2 * config.data.epochs:g}"]
         yield "continue training", rlhf("train", "--resume", run_dir, *more)
     usual = as_they_come and config.agent == RunConfig().agent and not config.agents
     if config.roles["actor"].model == QUICKSTART and config.algo is not None and usual:
         named = {alias: written_short("reward", choice.name, choice.options) for alias, choice in config.reward.items()}
         judges = [f"{alias}={name}" if alias != name else alias for alias, name in named.items()]
         chosen = ["--algo", config.algo.name, *(word for judge in judges for word in ("--reward", judge))]
-        yield "train a model of your own", rlhf("train", *chosen, "--actor.model", "DIR", "--data", "FILE.jsonl")
+        yield "train a model of your own", rlhf("train", *chosen, "--model", "DIR", "--data", "FILE.jsonl")
 
 
 def _resumed(line: CommandLine) -> Path | None:

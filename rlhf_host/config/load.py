@@ -85,7 +85,7 @@ def assemble(
     if quickstart and not any(_has(each, "roles", "actor", "model") or _has(each, "data", "sources") for each in layers):
         layers.insert(0, layer(settings_of(f"preset:{QUICKSTART}"), names, problems))
         problems.notices.append(
-            f"Neither --actor.model nor --data is given: using the preset {QUICKSTART!r}, a tiny model on arithmetic."
+            f"Neither --model nor --data is given: using the preset {QUICKSTART!r}, a tiny model on arithmetic."
         )
     tree = located(defaults(), DEFAULT)
     for each in layers:

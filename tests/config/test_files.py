@@ -103,7 +103,7 @@ def test_one_plugin_spelled_out_is_one_plugin():
 def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
     loaded = read_config()
     assert loaded.notices == (
-        "Neither --actor.model nor --data is given: using the preset 'quickstart', a tiny model on arithmetic.",
+        "Neither --model nor --data is given: using the preset 'quickstart', a tiny model on arithmetic.",
     )
     assert (loaded.config.roles["actor"].model, loaded.config.data.sources[0].path) == ("quickstart", "arithmetic")
     assert load_config(flags=["--rollout.n", "3"]).rollout.n == 3

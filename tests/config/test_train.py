@@ -108,7 +108,7 @@ def test_print_config_is_the_whole_configuration_and_loads_back(rlhf):
     flags = ["--algo", "toy", "--algo.layers", "1,2", "--algo.dual-clip", "none", "--algo.whiten", "--rollout.n", "4"]
     first = rlhf("train", *flags, "--print-config")
     assert first.exit_code == 0, first.output
-    assert first.stderr.startswith("Neither --actor.model nor --data is given")
+    assert first.stderr.startswith("Neither --model nor --data is given")
     Path("run.yaml").write_text(first.stdout)
     config = load_config("run.yaml")
     assert config.algo.options == {"clip_eps": 0.2, "dual_clip": None, "layers": [1, 2], "whiten": True, "mode": "fast"}
