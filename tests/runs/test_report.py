@@ -174,10 +174,10 @@ def test_a_browser_shows_it_without_an_error(browser, run, killed, tmp_path, siz
     tab.fill("#find", "no such text")
     tab.wait_for_selector("#group >> text=Nothing found.")
     tab.click("nav >> text=Settings")
-    tab.wait_for_selector("#settings tr")
+    tab.wait_for_selector("#settings tbody tr")
     assert tab.locator("#settings tr").count() > 3
     tab.click("nav >> text=Environment")
-    tab.wait_for_selector("main >> text=Plugins")
+    tab.wait_for_selector("main h2:text-is('Plugins')")
     tab.click("#theme")
     assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
     assert not said
