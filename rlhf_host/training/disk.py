@@ -11,6 +11,8 @@ from rlhf_host.models.outline import outline, weights_of
 from rlhf_host.protocols import RuntimeStart
 
 GB = 1e9
+WHILE_RUNNING = 2
+"""Newest checkpoints that stay by default while a run goes on: a damaged one has one before it."""
 
 
 def checkpoint_bytes(start: RuntimeStart) -> float | None:
@@ -39,10 +41,6 @@ def at_most(settings: CheckpointConfig, steps: int) -> int:
     if settings.keep == 0:
         return written
     return min(written, (settings.keep or WHILE_RUNNING) + 1) + (settings.best is not None)
-
-
-WHILE_RUNNING = 2
-"""Newest checkpoints that stay while a run goes on, and by default: a damaged one has one before it."""
 
 
 def told(config: RunConfig, start: RuntimeStart, run_dir: Path, steps: int) -> list[str]:
