@@ -36,7 +36,7 @@ def small(model, prompts, algo="rloo"):
     size = ("--rollout.n", "2", "--rollout.max-new-tokens", "4", "--train.batch-size", "2", "--train.threads", "1")
     judged = () if algo == "rm" else ("--reward", "vowels", *size[:4])
     chosen = ("train", "--algo", algo, "--actor.model", model, "--data", prompts, "--eval.data", prompts, *judged)
-    return [*chosen, *size[4:], "--kernels", "none", "--train.steps", "2", "--actor.lr", "1e-2"]
+    return [*chosen, *size[4:], "--kernels", "none", "--train.steps", "2", "--actor.lr", "1e-2", "--checkpoint.keep", "2"]
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,8 @@ def served(tiny_model, tmp_path):
 
 def test_a_run_is_served_with_its_settings(rlhf, small_run, tmp_path):
     run = tmp_path / "run"
-    rlhf.run(*small_run, "--train.steps", "2", "--checkpoint.every", "1", "--rollout.max-new-tokens", "3", "--run-dir", run)
+    every = ("--checkpoint.every", "1", "--checkpoint.keep", "2")
+    rlhf.run(*small_run, "--train.steps", "2", *every, "--rollout.max-new-tokens", "3", "--run-dir", run)
     with serving(tmp_path, run, "--checkpoint", "1") as (process, settings):
         with openai.OpenAI(base_url=settings["OPENAI_BASE_URL"], api_key=settings["OPENAI_API_KEY"]) as client:
             assert len(client.completions.create(model="policy", prompt="1+1=", max_tokens=20).choices[0].token_ids) <= 3

@@ -44,7 +44,20 @@ def ok(result):
 
 
 def test_a_run_samples_trains_and_writes_its_adapter(rlhf_here, online, tiny_model, tmp_path):
-    ok(rlhf_here(*online, *LORA, "--actor.model", tiny_model, "--run-dir", tmp_path / "run", "--checkpoint.every", "2"))
+    ok(
+        rlhf_here(
+            *online,
+            *LORA,
+            "--actor.model",
+            tiny_model,
+            "--run-dir",
+            tmp_path / "run",
+            "--checkpoint.every",
+            "2",
+            "--checkpoint.keep",
+            "2",
+        )
+    )
     rows = curve(tmp_path / "run")
     assert len(rows) == 4
     assert max(row["mismatch/max"] for row in rows) < 1e-4
