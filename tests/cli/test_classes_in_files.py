@@ -15,7 +15,7 @@ from tests.docs.conftest import blocks
 (CURRICULUM,) = (block.body for block in blocks(ROOT / "docs/functions.md") if block.title == "curriculum.py")
 
 GAME = """
-from beside import Base
+from near_by import Base
 from rlhf_host import Needs, Step, hookimpl
 from rlhf_plugin_rloo import RLOO
 
@@ -113,7 +113,7 @@ CLOSER = ("--reward", "curriculum.py:Closer", "--reward.Closer.tolerance", "1e3"
 def here(tmp_path, monkeypatch):
     """The working directory, with the files."""
     monkeypatch.chdir(tmp_path)
-    for name, text in {"curriculum.py": CURRICULUM, "game.py": GAME, "beside.py": BESIDE}.items():
+    for name, text in {"curriculum.py": CURRICULUM, "game.py": GAME, "near_by.py": BESIDE}.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
