@@ -220,6 +220,8 @@ def train(
     others = {"pipeline": pipeline, "run_dir": run_dir, "name": name, "seed": seed}
     asked = Arguments({**plugins, **parts, **inputs, **sections, **roles, **others, **short}, settings)
     if resume is not None:
+        if not isinstance(resume, str | Path):
+            raise UserError(f"resume is a run directory, not {type(resume).__name__}")
         if config is not None or run_dir is not None or "preset" in settings:
             raise UserError("resume uses the run's own directory and settings: leave config and run_dir out")
         config = require_run(Path(resume))

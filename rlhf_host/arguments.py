@@ -17,7 +17,7 @@ from rlhf_host.config.named import of_old
 from rlhf_host.config.resolve import Resolved, Use, resolve
 from rlhf_host.config.resumed import require_plugins
 from rlhf_host.config.schema import DataConfig
-from rlhf_host.config.tree import MANY, SHORT, SINGLE, fields_of
+from rlhf_host.config.tree import MANY, SHORT, SINGLE, Names, fields_of
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
@@ -92,6 +92,7 @@ class Arguments:
                 continue
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
             path = short.get(path.replace("_", "-"), path).replace("-", "_")
+            value = {} if value is True and Names().place(path)[1] else value  # wandb=True
             value = self._checked(path, value)
             for part in reversed(path.split(".")):
                 value = {part: value}
@@ -151,6 +152,8 @@ def configured(
     old = [asked.preset] if isinstance(asked.preset, str) else asked.preset
     configs: list[str | Path] = [of_old("preset", name) for name in old]
     configs += [] if config is None else [config] if isinstance(config, str | Path) else config
+    if wrong := [each for each in configs if not isinstance(each, str | Path)]:
+        raise UserError(f"config names files and presets, and has {type(wrong[0]).__name__}: give settings as arguments")
     if old:
         print(f"preset is written config now: config={list(map(str, configs))}", file=sys.stderr)
     loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
@@ -178,7 +181,8 @@ def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> Non
             tree[key] = inner
             _add(inner, value, f"{path}{key}.")
         elif key in tree:
-            raise UserError(f"{path}{key} is given twice")
+            other = "; options of a class go beside it, rewards={'mine': {'name': Mine, 'weight': 0.5}}" if key in MANY else ""
+            raise UserError(f"{path}{key} is given twice{other}")
         else:
             tree[key] = value
 

@@ -310,6 +310,18 @@ def test_a_function_that_fails_stops_the_run_with_its_reason(small):
         rlhf_host.train(algo="rloo", rewards=broken, **small)
 
 
+def test_a_few_answers_that_cannot_be_judged_are_told_with_the_reason(small, caplog):
+    def picky(text, label):
+        if label == "0":
+            raise KeyError("my bug")
+        return 1.0
+
+    rlhf_host.train(algo=Plain, rewards=picky, **{**small, "train": {"steps": 4, "batch_size": 2, "threads": 1}})
+    told = [line for line in caplog.messages if "my bug" in line]
+    assert len(told) == 1, "once, not at every step"
+    assert "4 of 8 trajectories could not be judged and are left out; most often: picky: KeyError: 'my bug' (4 times)" in told[0]
+
+
 class Exploding(Plain):
     @hookimpl
     def compute_loss(self, role, outputs, batch):

@@ -14,7 +14,7 @@ from typing import Any, get_origin
 
 from pydantic import TypeAdapter
 
-from rlhf_host.config.flag_names import option_examples, what_is_meant
+from rlhf_host.config.flag_names import of_plugin, option_examples, what_is_meant
 from rlhf_host.config.merge import merge
 from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.tree import (
@@ -78,7 +78,7 @@ def parse(argv: Sequence[str], short: Mapping[str, str] = SHORT) -> list[Flag]:
         if not token.startswith("--") or len(token) < 3:
             name, _, value = token.partition("=")
             hint = f"; did you mean '--{token.lstrip('-')}'?" if token.startswith("-") and token.lstrip("-") else ""
-            hint = of_flag(name, value) or (of_flag(flags[-1].name) if flags else "") or hint
+            hint = of_flag(name, value) or (of_flag(flags[-1].name) if flags else "") or hint or of_plugin(token)
             raise UserError(f"unexpected argument {token!r}: flags look like --rollout.n 8{hint}")
         name, equals, value = token[2:].partition("=")
         alone = name in SWITCHES or not rest or rest[0].startswith("--")

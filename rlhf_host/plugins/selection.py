@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -185,6 +186,8 @@ def make(info: PluginInfo, cls: type, options: BaseModel, alias: str | None = No
     takes_options = cls.__init__ is not object.__init__  # type: ignore[misc]
     if not takes_options and type(options).model_fields:
         raise PluginError(f"{who}: {info.value} has Options and takes none; give it def __init__(self, options)")
+    if takes_options and not _fits(cls):
+        raise PluginError(f"{who}: {info.value} is made with its options alone; write def __init__(self, options)")
     try:
         return cls(options) if takes_options else cls()
     except UserError as error:
@@ -193,6 +196,17 @@ def make(info: PluginInfo, cls: type, options: BaseModel, alias: str | None = No
         if asks_to_stop(error):
             raise
         raise PluginError(f"{who}: building it failed: {in_one_line(error)}") from error
+
+
+def _fits(cls: type) -> bool:
+    """Returns False if the class cannot be called with one argument."""
+    try:
+        inspect.signature(cls).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # nothing says what it takes
+        return True
+    return True
 
 
 def read_options(info: PluginInfo, cls: type, options: Mapping[str, Any], alias: str | None = None) -> BaseModel:

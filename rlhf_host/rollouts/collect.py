@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -24,7 +25,10 @@ from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
 from rlhf_host.rollouts.watch import watched
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
+REMIND = 20
+"""Steps before it is said again that trajectories could not be judged."""
 TELL_S = {"eval": 20.0, "train": 60.0}
 """Seconds between two reports of a split's progress."""
 SHOWN = 3
@@ -162,6 +166,8 @@ class Collector:
         self.over = 0
         """Number of episodes played plus groups scored."""
         self.groups_over = 0
+        self.told: int | None = None
+        """The last step of which it was said that trajectories could not be judged."""
         self.judges = judges(self.manager, self.split)
         self.needless = brings_signal(self.manager)
         self.in_order = bool({*self.manager.names("keep_group")} & {*self.manager.names("state_dict")})
@@ -202,18 +208,20 @@ class Collector:
         self.check(into, context)
 
     def check(self, into: Collected, context: ScoreContext) -> None:
-        """Raises ``NoBatchError`` if too many trajectories could not be judged."""
+        """Says sometimes that trajectories could not be judged, and why. Raises ``NoBatchError`` if they are too many."""
         ended = into.failed.total()
         lost, total = into.unjudged.total() + ended, into.trajectories + ended
-        if total and lost / total > self.settings.max_unjudged:
+        if not lost:
+            return
+        [(reason, count)] = (into.unjudged + into.failed).most_common(1)
+        what, why = f"{lost} of {total} trajectories could not be judged", f"most often: {reason} ({count} times)"
+        if lost / total > self.settings.max_unjudged:
             rows = into.trajectories_in_order()
             self.manager.each("log_trajectories", step=context.step, split=self.split, trajectories=rows)
-            [(reason, count)] = (into.unjudged + into.failed).most_common(1)
-            raise NoBatchError(
-                f"{lost} of {total} trajectories could not be judged (limit rollout.max_unjudged "
-                f"{self.settings.max_unjudged:g}); most often: {reason} ({count} times)",
-                into.draws,
-            )
+            raise NoBatchError(f"{what} (limit rollout.max_unjudged {self.settings.max_unjudged:g}); {why}", into.draws)
+        if self.told is None or context.step - self.told >= REMIND:
+            self.told = context.step
+            log.warning("%s, step %d: %s and are left out; %s", self.split, context.step, what, why)
 
     def begin(self, group_id: str, draw: Draw, context: ScoreContext) -> asyncio.Task[Played]:
         """Starts playing and scoring a draw's episodes, concurrently with other work."""

@@ -91,6 +91,12 @@ class Signs:
                     f" with --with {recommended('extension', 'mismatch')}, or compute both in the same type"
                 ),
             )
+        for name, whose in (("eval/unjudged", "held-out answers"), ("rollout/unjudged", "trajectories")):
+            if (lost := value(name)) > 0:
+                yield (
+                    name,
+                    f"{lost:.0f} {whose} could not be judged ({name}) and are left out: the other figures are of the rest",
+                )
         if value("grad_norm") == 0 and value("groups/no_variance") != 1:  # where it is 1, that is reported already
             yield "gradient", "grad_norm is 0: this step taught nothing; see advantages/std and the loss masks"
         if (truncated := value("truncated")) > TRUNCATED:

@@ -179,8 +179,6 @@ class Console:
         broken = sorted(name for name, value in values.items() if not math.isfinite(value))
         if broken:
             warnings["nonfinite"] = f"not finite: {', '.join(broken)}"
-        if values.get("rollout/unjudged", 0) > 0:
-            warnings["unjudged"] = f"{values['rollout/unjudged']:.0f} trajectories could not be judged and were left out"
         if values.get("rollout/failed", 0) > 0:
             warnings["failed"] = f"{values['rollout/failed']:.0f} episodes failed and were left out"
         if values.get("groups/no_variance", 0) == 1:

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -222,13 +223,15 @@ def plain_state(value: Any, owner: str) -> Any:
         return torch.from_numpy(value.copy())
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Mapping):
+    if type(value) in (dict, OrderedDict):
         return {plain_state(key, owner): plain_state(item, owner) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         items = [plain_state(item, owner) for item in value]
         return items if isinstance(value, list) else tuple(items)
     kind = type(value).__name__
-    raise RunError(f"{owner} gives a {kind} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors")
+    raise RunError(
+        f"{owner} gives a {kind} in state_dict; a checkpoint keeps plain values, lists, dicts and tensors, not their subclasses"
+    )
 
 
 def keep_checkpoints(run_dir: Path, newest: int, keep: int, spared: Collection[int | None]) -> None:

@@ -21,6 +21,8 @@ BAD = [
     ({"mismatch/k3": 0.5}, "mismatch/k3 is 0.5, more than 0.01: the engine"),
     ({"grad_norm": 0.0}, "grad_norm is 0"),
     ({"truncated": 1.0}, "100% of the trajectories are cut off"),
+    ({"eval/unjudged": 574.0}, "574 held-out answers could not be judged (eval/unjudged) and are left out"),
+    ({"rollout/unjudged": 3.0}, "3 trajectories could not be judged (rollout/unjudged)"),
 ]
 
 

@@ -153,12 +153,12 @@ def test_long_texts_keep_their_beginning_and_their_end(started, trajectory, caps
 
 def test_trouble_is_said_once_and_again_only_later(started, capsys):
     tracker = started()
-    trouble = {"reward/mean": 1.0, "groups/no_variance": 1.0, "loss": float("nan"), "rollout/unjudged": 3}
+    trouble = {"reward/mean": 1.0, "groups/no_variance": 1.0, "loss": float("nan"), "rollout/failed": 3}
     tracker.log_metrics(1, trouble)
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert warnings == [
         "warning: step 1: not finite: loss",
-        "warning: step 1: 3 trajectories could not be judged and were left out",
+        "warning: step 1: 3 episodes failed and were left out",
         "warning: step 1: in every group all rewards are the same: this batch has nothing to teach",
     ]
     tracker.log_metrics(2, trouble)

@@ -3,7 +3,7 @@
 import resource
 import shutil
 import subprocess
-from collections import deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +233,9 @@ def test_plugin_state_is_made_plain_or_refused_when_it_is_saved():
     assert type(plain["a"]) is float
     assert type(plain["b"][0]) is int
     assert plain["c"].tolist() == [0, 1]
+    for odd in (Counter("aab"), defaultdict(int, a=1)):  # they would come back as plain dicts, and fail when a key is missing
+        with pytest.raises(RunError, match=rf"algo:x gives a {type(odd).__name__} in state_dict; .*, not their subclasses"):
+            plain_state({"seen": odd}, "algo:x")
     with pytest.raises(RunError, match="algo:x gives a deque in state_dict"):
         plain_state({"a": deque()}, "algo:x")
 

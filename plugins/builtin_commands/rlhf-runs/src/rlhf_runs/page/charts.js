@@ -161,7 +161,7 @@ function draw(plot) {
     xaxis: { gridcolor: line, zeroline: false, nticks: 6 }, yaxis: { gridcolor: line, zeroline: false, nticks: 5, exponentformat: "e" },
     hoverlabel: { bgcolor: soft },
   };
-  Plotly.react(plot, tracesOf(name), layout, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+  Plotly.react(plot, tracesOf(name), layout, { displayModeBar: false, responsive: true });
   tell(plot);
 }
 
