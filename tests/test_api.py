@@ -319,7 +319,9 @@ def test_a_few_answers_that_cannot_be_judged_are_told_with_the_reason(small, cap
     rlhf_host.train(algo=Plain, rewards=picky, **{**small, "train": {"steps": 4, "batch_size": 2, "threads": 1}})
     told = [line for line in caplog.messages if "my bug" in line]
     assert len(told) == 1, "once, not at every step"
-    assert "4 of 8 trajectories could not be judged and are left out; most often: picky: KeyError: 'my bug' (4 times)" in told[0]
+    assert (
+        "4 of 8 trajectories could not be judged and are left out; most often: picky: KeyError: 'my bug' (4 times)" in told[0]
+    )
 
 
 class Exploding(Plain):

@@ -154,7 +154,11 @@ def test_an_incompatible_plugin_is_refused_before_its_import(here):
             "sel_mod:X has Options and takes none; give it def __init__(self, options)",
         ),
         ("class X:\n    def __init__(self, options): 1 / 0", "X", "building it failed: ZeroDivisionError: division by zero"),
-        ("class X:\n    def __init__(self): ...", "X", "sel_mod:X is made with its options alone; write def __init__(self, options)"),
+        (
+            "class X:\n    def __init__(self): ...",
+            "X",
+            "sel_mod:X is made with its options alone; write def __init__(self, options)",
+        ),
         (
             "from rlhf_host import UserError\nclass X:\n    def __init__(self, options): raise UserError('no key set')",
             "X",
