@@ -181,7 +181,7 @@ def test_every_kind_with_hooks_may_be_a_class_in_a_file(here):
         (("--reward", "odd.py:Misspelled"), r"implements 'scor', which is not a hook; did you mean 'score'"),
         (("--reward", "odd.py:Mute"), "has no score hook, so it scores nothing"),
         (("--reward", "odd.py:Plain"), "Options must be a subclass of pydantic.BaseModel"),
-        (("--reward", "odd.py:Bare"), "Bare is made with its options alone; write def __init__(self, options)"),
+        (("--reward", "odd.py:Bare"), "Bare is made with its options alone; write def __init__"),
         (("--reward", "odd.py:Deaf"), r"has Options and takes none; give it def __init__\(self, options\)"),
         (("--with", "odd.py:Function"), "odd.py:Function is a function, not a class"),
         (("--with", "absent.py:Kept"), "extension 'Kept': there is no Python file .*absent.py"),

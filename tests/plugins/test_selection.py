@@ -157,7 +157,7 @@ def test_an_incompatible_plugin_is_refused_before_its_import(here):
         (
             "class X:\n    def __init__(self): ...",
             "X",
-            "sel_mod:X is made with its options alone; write def __init__(self, options)",
+            "sel_mod:X is made with its options alone; write def __init__",
         ),
         (
             "from rlhf_host import UserError\nclass X:\n    def __init__(self, options): raise UserError('no key set')",

@@ -54,16 +54,20 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Collection[str] = ()) -> Text:
+def table(
+    names: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Collection[str] = (), whole: Collection[str] = ()
+) -> Text:
     """Returns a table of at most ``width`` columns without a broken word; where it would be too wide, a block for each row.
 
     Args:
         right: columns of numbers.
+        whole: columns whose cells are not wrapped, because people copy them.
     """
     cells = [[visible(text) for text in line] for line in (names, *rows)]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(cell_len, column)) for column in columns]
     narrowest = [max(cell_len(part.strip()) for text in column for part in _JOINTS.split(text)) for column in columns]
+    narrowest = [most if name in whole else least for name, most, least in zip(names, widths, narrowest, strict=True)]
     room = width - len(GAP) * (len(names) - 1)
     if sum(narrowest) > room:
         return Text("\n".join(line for row in cells[1:] for line in _block(cells[0], row, width)))

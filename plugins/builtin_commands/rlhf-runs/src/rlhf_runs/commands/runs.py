@@ -56,12 +56,13 @@ def runs(folder: Path, note: tuple[Path, str] | None, as_json: bool) -> None:
         names.append("note")
         lines = [[*line, short(row["note"])] for line, row in zip(lines, rows, strict=True)]
     screen = Console(highlight=False)
-    screen.print(table(names, lines, screen.width, right=("step", "age", "size")))
+    screen.print(table(names, lines, screen.width, right=("step", "age", "size"), whole=("run",)))
 
 
 def _row(run: RunDirectory) -> dict[str, Any]:
     name = run.headline
-    files = [path for path in run.path.rglob("*") if path.is_file() and not path.is_symlink()]
+    files = [path.stat() for path in run.path.rglob("*") if path.is_file() and not path.is_symlink()]
+    sizes = {(file.st_dev, file.st_ino): file.st_size for file in files}  # the final weights have two names
     return {
         "run": run.path.name or str(run.path),
         "path": str(run.path),
@@ -71,6 +72,6 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "metric": name,
         "figure": run.curve(name)[1][-1] if name else None,
         "started": begun(run),
-        "bytes": sum(path.stat().st_size for path in files),
+        "bytes": sum(sizes.values()),
         "note": note_of(run),
     }
