@@ -16,8 +16,8 @@ from rlhf_host.config.load import read_config
 from rlhf_host.config.named import of_old
 from rlhf_host.config.resolve import Resolved, Use, resolve
 from rlhf_host.config.resumed import require_plugins
-from rlhf_host.config.schema import DataConfig
-from rlhf_host.config.tree import MANY, SHORT, SINGLE, Names, fields_of
+from rlhf_host.config.schema import DataConfig, RunConfig
+from rlhf_host.config.tree import MANY, SHORT, SHORTHANDS, SINGLE, Names, fields_of
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
@@ -39,7 +39,8 @@ _WORDS = {
 }
 _WORDS |= {long: name for name, long in SHORT.items()}
 """A flag's name → the argument's, where another one."""
-_FLAG = re.compile(r"(rlhf [^;,\n]*)|'?--([a-z][\w.-]*[\w*])'?( (?=[A-Z]{2}|\d))?")
+_KNOWN = {*fields_of(RunConfig), *SHORTHANDS, *(name.replace("-", "_") for name in SHORT), "resume", "force", "config"}
+_FLAG = re.compile(r"(rlhf [^;,\n]*)|(?<![\w/.:@'-])('?)--([a-z][\w.-]*[\w*])\2( (?=[A-Z]{2}|\d))?")
 
 
 def in_arguments(text: str) -> str:
@@ -48,7 +49,10 @@ def in_arguments(text: str) -> str:
     """
 
     def argument(found: re.Match[str]) -> str:
-        command, flag, space = found.groups()
+        command, _, flag, space = found.groups()
+        head = (flag or "").partition(".")[0].replace("-", "_")
+        if flag and head not in _KNOWN and Names().place(head)[1] is None:
+            return found[0]
         return command or _WORDS.get(flag, flag).replace("-", "_") + ("=" if space else "")
 
     return _FLAG.sub(argument, text)
@@ -88,7 +92,7 @@ class Arguments:
         """What an earlier version called ``config``."""
         tree: dict[str, Any] = {}
         for path, value in [*((path, value) for path, value in named.items() if value is not None), *settings.items()]:
-            if path == "preset":
+            if path == "preset" or (value is None and Names().place(path)[1]):
                 continue
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
             path = short.get(path.replace("_", "-"), path).replace("-", "_")
@@ -209,8 +213,10 @@ def _of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Returns the rows of columns, or None for a mapping of something else. Raises ``UserError`` for columns of different
     lengths.
     """
-    if any(isinstance(column, str | Mapping) or not hasattr(column, "__len__") for column in columns.values()):
+    if any(isinstance(column, str | Mapping) or not hasattr(column, "__getitem__") for column in columns.values()):
         return None
+    if scalars := [name for name, column in columns.items() if getattr(column, "ndim", 1) == 0]:
+        raise UserError(f"data: the column {scalars[0]!r} is a single value, not one for each row")
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise UserError(f"data: its columns have different lengths: {', '.join(f'{name} {n}' for name, n in lengths.items())}")
@@ -223,7 +229,7 @@ def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
         return None
     if isinstance(value, Mapping):
         if not hasattr(value, "column_names"):
-            return None if not value or value.keys() & fields_of(DataConfig).keys() else _of_columns(value)
+            return None if value.keys() <= fields_of(DataConfig).keys() or "sources" in value else _of_columns(value)
         for name in SPLITS[split]:  # the splits of a dataset
             if name in value:
                 return value[name]

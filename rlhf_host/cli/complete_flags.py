@@ -62,7 +62,10 @@ def complete(
         typed = last[2:].replace("_", "-")
         return _values(typed if typed in control else short.get(typed, typed), incomplete, tree)
     items = []
-    for name, text in (*((f"--{name}", f"--{long}") for name, long in short.items()), *_flags(incomplete, tree, control)):
+    for name, text in (
+        *((f"--{name}", f"--{long}") for name, long in short.items() if name not in control),
+        *_flags(incomplete, tree, control),
+    ):
         used = name[2:] in control or uses_flag(takes, Flag(name[2:], None, short.get(name[2:])))
         if _dashed(name).startswith(_dashed(incomplete)) and used:
             rest = name[len(incomplete) :]

@@ -159,7 +159,7 @@ def _value(path: Path, flags: Sequence[Flag], problems: Problems) -> Located | N
     if len(spellings := {flag.name.replace("-", "_"): flag.text for flag in flags}) > 1:
         problems.lines.append(f"{' and '.join(spellings.values())} set the same: leave one out")
         return None
-    texts = [Text("true" if flag.value is None else flag.value) for flag in flags]
+    texts = [Alone("true") if flag.value is None else Text(flag.value) for flag in flags]
     if _takes_names(path):
         if not all(flag.value for flag in flags):
             problems.lines.append(f"{last.text} needs {'a path' if path in DATA else 'the name of a plugin'}")
@@ -214,6 +214,10 @@ _UNFIT = object()
 
 class Text(str):
     """As typed: what it means depends on the type of the option."""
+
+
+class Alone(Text):
+    """The value of a flag that has none: true, if the option can be."""
 
 
 class Texts(list[Text]):

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from rlhf_host.config.defaults import KINDS, WORDS, RunTraits, kernels_to_try, swap_for_debugging
-from rlhf_host.config.flags import Texts, coerce, last_counts
+from rlhf_host.config.flags import Alone, Texts, coerce, last_counts, takes_bool
 from rlhf_host.config.problems import Origins, Path, Problems
 from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
-from rlhf_host.config.tree import DATA, MANY, SINGLE
+from rlhf_host.config.tree import DATA, MANY, SINGLE, fields_of
 from rlhf_host.errors import PluginError, a, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
@@ -231,6 +231,10 @@ class _Finder:
             place = problems.where((*path, *inside))
             return of_place(place, value) or near or (of_option(place) if _samples(cls) else "")
 
+        for key, field in fields_of(model).items():
+            if isinstance(options.get(key), Alone) and not takes_bool(field.annotation):
+                problems.add((*path, key), "needs a value")
+                return None
         values = coerce(model, dict(options))
         for notice in _repeated(options, values, path, problems):
             log.warning(notice)

@@ -50,7 +50,11 @@ class FileReward:
                 )
         function = member(module, name, "--reward")
         if isinstance(function, type) or not callable(function):
-            what = "a class without hooks" if isinstance(function, type) else a(type(function).__name__)
+            what = (
+                "a class that the source does not show to have hooks (write it at the top level, as class NAME(Base))"
+                if isinstance(function, type)
+                else a(type(function).__name__)
+            )
             raise UserError(f"{options.path}: {name} is {what}, not a function or a class with methods marked @hookimpl")
         self.options = options
         self._reward = FunctionReward(function, name)

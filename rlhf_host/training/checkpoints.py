@@ -140,6 +140,7 @@ def link_model(run_dir: Path, step: int) -> None:
         if source.endswith(".safetensors"):
             with contextlib.suppress(OSError):
                 os.link(source, target)
+                os.chmod(target, 0o444)  # what changes one in place changes the other
                 return
         shutil.copy2(source, target)
 
@@ -197,7 +198,13 @@ def damage(checkpoint: Path, part: str = "") -> str | None:
     for name in found:
         if name.startswith(part) and name not in written and name != MANIFEST:
             return f"{name} is not in {MANIFEST}"
-    return next((f"{name} is not as it was written" for name, digest in hashes.items() if digest != written[name]), None)
+    changed = next((name for name, digest in hashes.items() if digest != written[name]), None)
+    if changed is None:
+        return None
+    shared = (
+        ": it is a file of the run's model/ too, and was changed there" if (checkpoint / changed).stat().st_nlink > 1 else ""
+    )
+    return f"{changed} is not as it was written{shared}"
 
 
 def refuse_damaged(model: Path) -> None:

@@ -35,22 +35,19 @@ def checkpoint_bytes(start: RuntimeStart) -> float | None:
 
 
 def at_most(settings: CheckpointConfig, steps: int) -> int:
-    """Returns how many checkpoints there are at a time, with the one that is being written."""
-    regular = steps // settings.every if settings.every else 0
-    written = regular + bool(settings.final and not (regular and steps % settings.every == 0))
+    """Returns how many checkpoints there may be at a time, with the one that is being written and one that a resume began with."""
     if settings.keep == 0:
-        return written
-    return min(written, (settings.keep or WHILE_RUNNING) + 1) + (settings.best is not None)
+        regular = steps // settings.every if settings.every else 0
+        return steps + 2 if settings.best else regular + 2  # one before the first step too
+    kept = (settings.keep or WHILE_RUNNING) if settings.every else 1
+    return kept + 1 + (settings.best is not None)
 
 
 def told(config: RunConfig, start: RuntimeStart, run_dir: Path, steps: int) -> list[str]:
     """Returns lines for people: what checkpoints take, and whether there is room."""
     count = at_most(config.checkpoint, steps)
-    each = checkpoint_bytes(start) if count else 0.0
-    if each is None:
+    if (each := checkpoint_bytes(start)) is None:
         return [f"checkpoints: at most {count} at a time, of a size that is not known before the first"]
-    if not each:
-        return ["checkpoints: none"]
     place = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     line = f"checkpoints: {_size(each)} each, at most {count} at a time; {_size(free)} are free in {place}"

@@ -218,7 +218,7 @@ def _to_show(outputs: Outputs, key: str) -> Outputs:
         return outputs
     entropy = outputs.entropy.detach().requires_grad_()
     entropy.register_hook(partial(_refuse_unasked, key))
-    return replace(outputs, entropy=entropy)
+    return replace(outputs, entropy=entropy.clone())  # what is no leaf may be changed in place
 
 
 def _refuse_unasked(key: str, gradient: Tensor) -> None:

@@ -199,6 +199,11 @@ def test_options_of_a_shorthand_are_checked_where_they_were_set(rlhf):
     ]
 
 
+def test_options_that_are_no_switches_need_a_value(rlhf):
+    flags = ["--algo", "toy", "--reward", "length", "--kl.coef", "--console.every", "--console.width", "30"]
+    assert rlhf.refused("train", *flags) == ["--kl.coef: needs a value", "--console.every: needs a value"]
+
+
 def test_one_that_is_not_installed_says_what_to_install(rlhf):
     flags = ["--algo", "toy", "--reward", "length", "--tis.cap", "2"]
     assert rlhf.refused("train", *flags, "--disable", "tis") == [

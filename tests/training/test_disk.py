@@ -33,7 +33,7 @@ def test_a_checkpoint_is_as_large_as_was_said(flags, rlhf_here, tmp_path, monkey
     """The quickstart's model, whose weights outweigh names and tokenizer."""
     monkeypatch.chdir(tmp_path)
     output = train(rlhf_here, "quickstart", *flags)
-    told = re.search(r"^checkpoints: ([\d.]+) MB each, at most 1 at a time; [\d.]+ GB are free in \S+$", output, re.M)
+    told = re.search(r"^checkpoints: ([\d.]+) MB each, at most 3 at a time; [\d.]+ GB are free in \S+$", output, re.M)
     assert told is not None, output
     (checkpoint,) = Path("run/checkpoints").glob("step-*")
     parts = sum(size(checkpoint / part) for part in ("model", "roles", "optimizers"))
@@ -79,16 +79,14 @@ def test_what_stays_when_a_run_has_finished(keep, left, rlhf_here, tiny_model, t
 @pytest.mark.parametrize(
     ("settings", "steps", "count"),
     [
-        ({}, 3, 1),
-        ({}, 20, 1),
-        ({}, 30, 2),
         ({}, 200, 3),
-        ({"every": 0}, 200, 1),
-        ({"every": 0, "final": False}, 200, 0),
+        ({"every": 0}, 200, 2),
+        ({"every": 0, "final": False}, 200, 2),  # one that fails or is interrupted writes one
         ({"keep": 1}, 200, 2),
-        ({"keep": 0}, 200, 10),
-        ({"keep": 0, "every": 30}, 200, 7),
+        ({"keep": 0}, 200, 12),
+        ({"keep": 0, "every": 30}, 200, 8),
         ({"best": "eval/pass@1"}, 200, 4),
+        ({"best": "reward/mean", "keep": 0}, 200, 202),
     ],
 )
 def test_how_many_there_are_at_a_time(settings, steps, count):

@@ -55,7 +55,7 @@ def settings(tmp_path, **more):
 
 def test_an_opponent_stays_as_it_was_while_the_policy_learns(tmp_path):
     game = Game()
-    rlhf_host.train(algo="rloo", agent=game, data=[{"prompt": "12+34="}, {"prompt": "5+6="}], **settings(tmp_path))
+    rlhf_host.train(algo="rloo", agent=game, data=[{"prompt": "17+35="}, {"prompt": "38+26="}], **settings(tmp_path))
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["agent/calls"] for row in rows] == [2.0] * 3
     assert max(row["mismatch/max"] for row in rows) < 1e-4

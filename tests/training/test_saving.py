@@ -297,5 +297,5 @@ def test_a_run_killed_before_its_model_was_written_writes_it_when_resumed(tiny_m
     os.utime(run_dir / "model", (0, 0))
     train(run_dir, tiny_model, prompts, **{"train.steps": 4})
     assert (run_dir / "model/model.safetensors").read_bytes() == newest
-    with pytest.raises(UserError, match=r"is finished at step 4; raise --train\.steps"):
+    with pytest.raises(UserError, match=r"is finished at step 4; raise steps"):
         train(run_dir, tiny_model, prompts, **{"train.steps": 4})
