@@ -195,14 +195,14 @@ def test_a_pair_too_large_for_a_micro_batch_is_refused_before_the_run(run, tmp_p
         UserError, match=rf"made-up: pair 2 \(a prompt of 6 tokens, answers of 11 and 6\) costs {cost} tokens"
     ) as error:
         run(Dpo(), units, **settings, **{"train.max_tokens_per_microbatch": cost - 1})
-    assert f"--train.max-tokens-per-microbatch {cost} or more" in str(error.value)
+    assert f"train.max_tokens_per_microbatch={cost} or more" in str(error.value)
     assert not (tmp_path / "run").exists()
     run(Dpo(), units, **settings, **{"train.max_tokens_per_microbatch": cost})
 
 
 def test_a_finished_run_says_how_to_go_on(run):
     run(Sft(), rows(8))
-    with pytest.raises(UserError, match=r"is finished at step 2; raise --data.epochs to continue"):
+    with pytest.raises(UserError, match=r"is finished at step 2; raise data.epochs to continue"):
         run(Sft(), rows(8), resume=True)
 
 
@@ -243,11 +243,11 @@ def test_an_evaluation_of_pairs_is_the_mean_over_pairs_and_changes_nothing(run, 
 
 
 REFUSED = {
-    "leave --reward out": {"reward": "math_verifier"},
-    "for more passes set --data.epochs": {"train.minibatches": 2},
-    "which nothing sampled: leave --train.old-logprobs out": {"train.old_logprobs": "recompute"},
+    "leave rewards out": {"reward": "math_verifier"},
+    "for more passes set data.epochs": {"train.minibatches": 2},
+    "which nothing sampled: leave train.old_logprobs out": {"train.old_logprobs": "recompute"},
     "train.steps and data.epochs both say": {"train.steps": 3, "data.epochs": 2.0},
-    "give --data PATH instead of --from-trajectories": {"from_trajectories": "some.jsonl"},
+    "give data=PATH instead of from_trajectories": {"from_trajectories": "some.jsonl"},
     "tis corrects for a sampler": {"with": "tis"},
 }
 
@@ -269,7 +269,7 @@ def test_log_probabilities_of_rows_that_depend_on_the_run_cannot_be_computed_bef
             return range(count)
 
     with pytest.raises(
-        UserError, match=r"makes rows of whole batches, .* chooses these during the run, .*leave --reference.pre"
+        UserError, match=r"makes rows of whole batches, .* chooses these during the run, .*leave reference.pre"
     ):
         run(Chooser(), rows(4, pairs=True), **{"reference.precompute": True})
 
@@ -280,7 +280,7 @@ def test_epochs_of_a_run_that_samples_are_refused(run):
         def needs(self):
             return Needs(roles=(RoleNeed("actor", trainable=True),), rewards=False)
 
-    with pytest.raises(UserError, match=r"data\.epochs 2 is for data that is trained on as it is: set --train.steps"):
+    with pytest.raises(UserError, match=r"data\.epochs 2 is for data that is trained on as it is: set steps"):
         run(Online(), rows(4), **{"data.epochs": 2.0})
 
 
