@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -124,7 +125,8 @@ class RowReader:
         label = agent = None
         if self.label_key is not None:
             label = get(row, self.label_key, "label")
-            if label is None or label == "":
+            missing = isinstance(label, float) and math.isnan(label)  # as data frames have it
+            if label is None or label == "" or missing:
                 advice = "every row needs a label, or set data.label_key to another column"
                 raise Malformed(f"{self.label_key!r} is empty; {advice}")
         if self.agent_key is not None:

@@ -88,6 +88,12 @@ def test_a_column_that_a_function_takes_is_missed_before_the_first_rollout():
     assert load([{**QUESTION, "tests": ["assert True"]}], reward(of_trl_with_tests))
 
 
+def test_a_number_that_is_missing_in_a_table_is_no_label():
+    rows = [{"prompt": "1+1", "label": 2.0}, {"prompt": "2+2", "label": float("nan")}]
+    with pytest.raises(UserError, match=r"'label' is empty; every row needs a label"):
+        load(rows, on_bad_row="stop")
+
+
 def test_labels_that_cannot_be_used_are_bad_rows():
     rows = [{"prompt": "1", "label": 1}, {"prompt": "2", "label": "two"}, {"prompt": "3", "label": 3}]
     with pytest.raises(

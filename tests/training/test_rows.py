@@ -268,9 +268,7 @@ def test_log_probabilities_of_rows_that_depend_on_the_run_cannot_be_computed_bef
         def draw_tasks(self, tasks, count, step):
             return range(count)
 
-    with pytest.raises(
-        UserError, match=r"makes rows of whole batches, .* chooses these during the run, .*leave reference.pre"
-    ):
+    with pytest.raises(UserError, match=r"makes rows of whole batches, .* chooses these during the run, .*leave reference.pre"):
         run(Chooser(), rows(4, pairs=True), **{"reference.precompute": True})
 
 

@@ -30,7 +30,7 @@ HELP_GROUP = "Look at runs"
 def runs(folder: Path, note: tuple[Path, str] | None, as_json: bool) -> None:
     """List the runs in FOLDER (default: runs), the newest last: how far each is, its most important figure, age and size."""
     if note is not None:
-        run = RunDirectory(note[0])
+        run = RunDirectory(folder / note[0] if (folder / note[0]).is_dir() else note[0])
         write_note(run, note[1])
         click.echo(f"{run.path / NOTE}: {'written' if note[1].strip() else 'removed'}")
         return
