@@ -58,7 +58,7 @@ class Console:
 
         every: PositiveInt = Field(10, description="steps between tables of sample completions; how many: trajectories.show")
         seconds: float = Field(
-            5, ge=0, description="least time between lines of steps if output is not a terminal; 0: a line each"
+            5.0, ge=0, description="least time between lines of steps if output is not a terminal; 0: a line each"
         )
         width: PositiveInt = Field(240, ge=20, description="longest text in such a table, in characters")
 
