@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,6 +105,8 @@ class WorkerActor:
     def __init__(self) -> None:
         self.copies: dict[str, Writer] = {}
         """Copies that are not written yet, by their names."""
+        self.place: socket.socket | None = None
+        """What keeps the port at which ranks may meet here, until they have."""
 
     def look(self) -> dict[str, Any]:
         """Returns where this process is: for rank 0, where the ranks meet; for an engine on the same device, which device that
@@ -149,7 +152,8 @@ class WorkerActor:
             torch.set_num_threads(threads)
         sliced = any(settings.sequence_parallel > 1 for _, settings in setup.roles)
         ranks = Ranks.join(rank, size, address, port, parts=parts, sliced=sliced, backend="nccl" if gpu else "gloo")
-        self.place.close()
+        if self.place is not None:
+            self.place.close()
         self.roles = Roles(setup, ranks)
         freeze()
         return Loaded(self.roles.context_lengths, self.roles.exact, self.roles.flops)
