@@ -273,8 +273,8 @@ def test_a_run_trains_on_what_the_environment_pays(tmp_path):
 def test_a_run_without_an_environment_is_refused_before_it_samples(tmp_path, split):
     named, unnamed = ({"sources": [{"path": "gymnasium", "size": 8, **more}]} for more in ({"id": "Even-v0"}, {}))
     data = {"data": unnamed} if split == "data" else {"data": named, "eval": {"data": unnamed}}
-    flag = {"data": "--data", "eval": "--eval.data"}[split]
-    with pytest.raises(UserError, match=rf"give --agent.id NAME, such as FrozenLake-v1, or {flag}.gymnasium.id NAME"):
+    setting = {"data": "data", "eval": "eval.data"}[split]
+    with pytest.raises(UserError, match=rf"give agent.id=NAME, such as FrozenLake-v1, or {setting}.gymnasium.id=NAME"):
         rlhf_host.train(
             algo="rloo", agent="gymnasium", model="quickstart", run_dir=str(tmp_path / "run"), **data, **{"train.threads": 1}
         )

@@ -76,7 +76,7 @@ class AgentInstance(AgentInstanceBase):
         return {
             "rewards": torch.tensor(float(right)),
             "scores": torch.tensor([float(right)]),
-            "environment_feedback": "" if done else "\nagain: " + self.prompt,
+            "environment_feedback": "" if done else " - " + self.prompt,
             "done": done,
             "sampling_params": states["sampling_params"],
             "extra_logs": {"turns": torch.tensor(self.turns)},

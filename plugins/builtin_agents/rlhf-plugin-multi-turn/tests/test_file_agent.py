@@ -77,7 +77,7 @@ def test_an_instance_of_openrlhf_steps_until_it_is_done(play, name):
         assert row.metrics["turns"] == len(row.actions)
         assert all(len(part.token_ids) <= 4 for part in row.actions[1:]), "what it said of max_tokens"
         seen = [row.decode(part.token_ids) for part in row.completion if part.kind == "observation"]
-        assert seen == ["\nagain: " + row.task.prompt] * (len(row.actions) - 1)
+        assert seen == [" - " + row.task.prompt] * (len(row.actions) - 1)
 
 
 def test_an_executor_of_openrlhf_is_the_file_s_default():
