@@ -95,7 +95,8 @@ class Arguments:
             if path == "preset" or (value is None and Names().place(path)[1]):
                 continue
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
-            path = short.get(path.replace("_", "-"), path).replace("-", "_")
+            if (long := short.get(path.replace("_", "-"))) is not None:
+                path = long.replace("-", "_")
             value = {} if value is True and Names().place(path)[1] else value  # wandb=True
             value = self._checked(path, value)
             for part in reversed(path.split(".")):

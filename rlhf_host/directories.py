@@ -155,10 +155,11 @@ def _space(aside: Path, like: Path | None) -> str:
     """Returns the free space on a directory's disk, and the space that the directory needs, as far as known."""
     free = shutil.disk_usage(next(parent for parent in aside.parents if parent.exists())).free
     needed = max(directory_size(aside), 0 if like is None else directory_size(like))
-    return f"its disk has {_amount(free)} free, and it needs {_amount(needed)} or more"
+    return f"its disk has {amount(free)} free, and it needs {amount(needed)} or more"
 
 
-def _amount(count: int) -> str:
+def amount(count: float) -> str:
+    """Returns a number of bytes for people."""
     return f"{count / 1e9:.3g} GB" if count >= 1e8 else f"{count / 1e6:.3g} MB"
 
 

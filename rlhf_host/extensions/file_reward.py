@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rlhf_host.errors import UserError, a
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.python_files import digest, functions_of, import_file, member
+from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.reward_functions import FunctionReward
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import RunContext, ScoreContext
@@ -50,11 +51,9 @@ class FileReward:
                 )
         function = member(module, name, "--reward")
         if isinstance(function, type) or not callable(function):
-            what = (
-                "a class that the source does not show to have hooks (write it at the top level, as class NAME(Base))"
-                if isinstance(function, type)
-                else a(type(function).__name__)
-            )
+            what = "a class without hooks" if isinstance(function, type) else a(type(function).__name__)
+            if has_hooks(function):
+                what = "a class whose hooks the source does not show (write it at the top level, as class NAME(Base))"
             raise UserError(f"{options.path}: {name} is {what}, not a function or a class with methods marked @hookimpl")
         self.options = options
         self._reward = FunctionReward(function, name)

@@ -106,7 +106,7 @@ class WorkerActor:
         self.copies: dict[str, Writer] = {}
         """Copies that are not written yet, by their names."""
         self.place: socket.socket | None = None
-        """What keeps the port at which ranks may meet here, until they have."""
+        """Socket that keeps the port at which ranks may meet here, until they have."""
 
     def look(self) -> dict[str, Any]:
         """Returns where this process is: for rank 0, where the ranks meet; for an engine on the same device, which device that

@@ -1,4 +1,4 @@
-"""What a run's checkpoints will take on the disk, told before it starts."""
+"""Room that a run's checkpoints will take on the disk, told before it starts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.schema import CheckpointConfig, RunConfig
+from rlhf_host.directories import amount
 from rlhf_host.models.outline import outline, weights_of
 from rlhf_host.protocols import RuntimeStart
 
-GB = 1e9
 WHILE_RUNNING = 2
 """Newest checkpoints that stay by default while a run goes on: a damaged one has one before it."""
 
@@ -26,11 +26,10 @@ def checkpoint_bytes(start: RuntimeStart) -> float | None:
         model = outline(role, head=need.head, trainable=True)
         if model is None or not backend.traits.saved_bytes:
             return None
-        trained = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
-        numbers = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        adapter = role.lora.rank or role.adapter
-        total += trained if adapter else sum(weight.numel() * width for weight, width in weights_of(role, model))
-        total += backend.traits.saved_bytes * numbers
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        whole = sum(weight.numel() * width for weight, width in weights_of(role, model))
+        total += sum(weight.nbytes for weight in trained) if role.lora.rank or role.adapter else whole
+        total += backend.traits.saved_bytes * sum(weight.numel() for weight in trained)
     return total
 
 
@@ -50,11 +49,7 @@ def told(config: RunConfig, start: RuntimeStart, run_dir: Path, steps: int) -> l
         return [f"checkpoints: at most {count} at a time, of a size that is not known before the first"]
     place = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
-    line = f"checkpoints: {_size(each)} each, at most {count} at a time; {_size(free)} are free in {place}"
+    line = f"checkpoints: {amount(each)} each, at most {count} at a time; {amount(free)} are free in {place}"
     if count * each > free:
         line += ": too little; make room, or raise --checkpoint.every, or set --checkpoint.keep 1"
     return [line]
-
-
-def _size(count: float) -> str:
-    return f"{count / GB:.1f} GB" if count >= 0.05 * GB else f"{count / 1e6:.1f} MB"

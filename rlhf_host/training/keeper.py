@@ -128,11 +128,9 @@ class CheckpointKeeper:
             phase("Writing the last checkpoint")
             self.save(needed=True)
         self.settle(needed=needed)
-        keep = self.parts.config.checkpoint.keep
-        if keep is None and not interrupted:
-            keep_checkpoints(self.parts.run_dir, progress.step, 1, (progress.best_step,))
-        elif progress.begun is not None:  # nobody begins again with it
-            keep_checkpoints(self.parts.run_dir, progress.step, WHILE_RUNNING if keep is None else keep, (progress.best_step,))
+        finished = self.parts.config.checkpoint.keep is None and not interrupted
+        if finished or progress.begun is not None:  # nobody begins again with it
+            keep_checkpoints(self.parts.run_dir, progress.step, 1 if finished else self._kept, (progress.best_step,))
 
     def rescue(self) -> None:
         """Writes a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
@@ -237,11 +235,16 @@ class CheckpointKeeper:
             if all(now.get(name) == then.get(name) for name in ("ordinal", "passed")):
                 position["finished"] = pipeline.finished()
 
+    @property
+    def _kept(self) -> int:
+        """Number of newest checkpoints that stay while the run goes on; 0: all."""
+        keep = self.parts.config.checkpoint.keep
+        return WHILE_RUNNING if keep is None else keep
+
     def _work(self, write: Callable[[], Path]) -> Callable[[], None]:
         """Returns what writes a checkpoint, links to it and removes the oldest, but that with which a lost run begins again."""
         step, best, begun = self.parts.progress.step, self.parts.progress.best_step, self.parts.progress.begun
-        run_dir, keep = self.parts.run_dir, self.parts.config.checkpoint.keep
-        keep = WHILE_RUNNING if keep is None else keep
+        run_dir, keep = self.parts.run_dir, self._kept
 
         def work() -> None:
             write()

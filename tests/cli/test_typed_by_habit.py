@@ -1,4 +1,4 @@
-"""What people type out of habit, each with the answer: commands that are guessed, flags of other projects, and short names."""
+"""Habits of people who come from other programs, each with the answer: commands, flags of other projects, short names."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ ANSWERS = {
     ),
     "train -lr 1e-5": "unexpected argument '-lr': flags look like --rollout.n 8; did you mean '--lr'?",
 }
-"""What is typed → the answer; ``train`` has an algorithm, a reward and data too."""
+"""Typed words → the answer; ``train`` has an algorithm, a reward and data too."""
 
 ACCEPTED = {
     "train --model m2": "    model: m2\n",
@@ -154,7 +154,7 @@ ACCEPTED = {
     "train --wandb": "  wandb:\n    name: wandb\n",
     "train --kl.coef 0.1": "  kl:\n    name: kl\n    coef: 0.1\n",
 }
-"""What is typed, and a part of the printed configuration."""
+"""Typed words → a part of the printed configuration."""
 
 
 def rlhf(typed: str, *more: str):

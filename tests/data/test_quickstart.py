@@ -74,7 +74,7 @@ def test_the_weights_are_those_that_the_script_wrote(script):
 
 
 def test_it_forgets_to_carry():
-    """Of held-out problems: right where nothing is carried, mostly wrong by ten where something is."""
+    """Held-out answers are right where nothing is carried, and mostly wrong by ten where something is."""
     place = find_model("quickstart").path
     model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
     _, problems = split_problems(2, "+", 1500)

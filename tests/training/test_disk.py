@@ -1,4 +1,4 @@
-"""What a run leaves on the disk: as much as it said before, the final weights once, and the checkpoints that people expect."""
+"""Files that a run leaves: as many bytes as it said before, the final weights once, and the checkpoints that people expect."""
 
 from __future__ import annotations
 

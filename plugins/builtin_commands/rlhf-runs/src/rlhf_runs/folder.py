@@ -10,7 +10,7 @@ import click
 from rlhf_host import RunDirectory, UserError
 
 RUNS = Path("runs")
-"""Where rlhf train writes, unless --run-dir says otherwise."""
+"""Folder in which rlhf train writes, unless --run-dir says otherwise."""
 CONFIG, PLUGINS = "config.yaml", "plugins.json"
 """Files that every run directory has."""
 

@@ -21,7 +21,7 @@ LABELS = 11
 """Columns before a plot."""
 GAP = "  "
 _JOINTS = re.compile(r"(?<=[/_.-])(?=[^\W\d])|(?<=\s)")
-"""Where a cell may be wrapped: between words, and in names behind their punctuation."""
+"""Places where a cell may be wrapped: between words, and in names behind their punctuation."""
 
 
 def plot(curve: Curve, *, width: int, height: int = 6, low: float | None = None, high: float | None = None) -> list[str]:
