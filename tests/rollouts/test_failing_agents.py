@@ -151,8 +151,9 @@ def test_an_exception_of_an_agent_fails_its_episode_alone(collect, hook, caplog)
     metrics = found.metrics(MetricNames("filters"))
     assert (metrics["rollout/finished"], metrics["rollout/truncated"], metrics["rollout/failed"]) == (9, 0, 3)
     assert metrics["rollout/failed/single_turn:OSError"] == 3
-    [said] = [record for record in caplog.records if "the sandbox is gone" in record.message]
-    assert "breaks" in (said.exc_text or ""), "the first of a kind, with its traceback"
+    traced, counted = [record for record in caplog.records if "the sandbox is gone" in record.message]
+    assert "breaks" in (traced.exc_text or ""), "the first of a kind, with its traceback"
+    assert "3 of 12 trajectories could not be judged" in counted.message
     assert len(agent.closed) == 12
 
 
