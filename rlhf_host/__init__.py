@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         AgentNeeds,
         AlgoNeeds,
         CorrectionNeeds,
+        Follow,
         Forbid,
         Needs,
         Outcome,
@@ -86,7 +87,7 @@ _HOMES = {
     ),
     "rlhf_host.records.messages": "Reply ToolCall",
     "rlhf_host.records.needs": (
-        "Adjust AgentNeeds AlgoNeeds CorrectionNeeds Forbid Needs Outcome Output RewardNeeds RoleHandle RoleNeed RunContext "
+        "Adjust AgentNeeds AlgoNeeds CorrectionNeeds Follow Forbid Needs Outcome Output RewardNeeds RoleHandle RoleNeed RunContext "
         "ScoreContext Stop"
     ),
     "rlhf_host.records.pictures": "Picture Pictured",
@@ -123,6 +124,7 @@ __all__ = [
     "EpisodeFailed",
     "Experience",
     "Extra",
+    "Follow",
     "Forbid",
     "Generation",
     "Group",

@@ -182,6 +182,16 @@ def keep_group(group: Group) -> bool | Drop:
     """
 
 
+@hookspec(calls="each", gives=(Mapping, None))
+def rewrite_prompts(experience: Experience) -> Mapping[str, Sequence[Sequence[int]]] | None:
+    """Return other prompts, as token ids, one for each row, under which a frozen role sees the batch's completions: with a
+    solution, feedback or a hint, say. Keys are roles; what ``Needs.outputs`` ask of them is then computed that way.
+
+    Called before any of these, with rewards as plugins gave them. Rows that keep their prompt repeat it. A prompt with its
+    completion must fit the role (``RoleHandle.context_length``). Rows with pictures are refused.
+    """
+
+
 @hookspec(calls="chained", gives=("[B]",))
 def transform_rewards(experience: Experience, rewards: Tensor) -> Tensor:
     """Change the rewards, ``[B]`` → ``[B]``, before any baseline: clip, normalise, penalise."""

@@ -95,6 +95,7 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     from rlhf_host.training.inputs import STEPS
     from rlhf_host.training.resuming import refuse_finished, refuse_lost
     from rlhf_host.training.saved_rollouts import SavedRollouts
+    from rlhf_host.training.trained_roles import models_of
 
     if in_use(run_dir):
         raise UserError(f"{run_dir} is in use by another process: wait for it or stop it")
@@ -106,7 +107,7 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     steps = config.train.steps or (saved.steps if saved is not None else STEPS if needs.samples else None)
     refuse_finished(config, checkpoint, run_dir, steps, saved, rows=not needs.samples)
     refuse_lost(config, needs, checkpoint, run_dir)
-    return {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable}
+    return models_of(needs, checkpoint.role)
 
 
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
@@ -118,6 +119,8 @@ def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     find_model(settings.model)
     adapter = f" with the adapter {settings.adapter}" if settings.adapter else ""
     trained = "frozen"
+    if need.follows is not None:
+        trained = f"the weights of {need.source}" if need.follows.live else f"follows {need.source}"
     if need.trainable:
         new = f"a new adapter of rank {settings.lora.rank} is trained" if settings.lora.rank else "trainable"
         trained = "its adapter is trained" if adapter else new

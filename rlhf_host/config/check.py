@@ -238,8 +238,9 @@ def _precompute_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
         if need.name not in config.roles or not config.roles[need.name].precompute:
             continue
         leave, uses = f"leave --{role_flag(need.name)}.precompute out", {o.what for o in needs.outputs if o.role == need.name}
-        if need.trainable:
-            yield f"the role {need.name!r} is trained, so its log-probabilities cannot be computed before: {leave}"
+        if need.trainable or need.follows is not None:
+            moves = "is trained" if need.trainable else f"follows {need.source}"
+            yield f"the role {need.name!r} {moves}, so its log-probabilities cannot be computed before: {leave}"
         elif needs.samples:
             yield f"the run samples the rows that the role {need.name!r} is wanted for, so nothing is known before: {leave}"
         elif uses != {"logprobs"}:

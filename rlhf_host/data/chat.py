@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.contents import has_pictures, text_of
 from rlhf_host.data.rendered import Rendered
 from rlhf_host.data.row_context import NOTHING, RowContext
 from rlhf_host.data.template_writer import WITHOUT_TOOLS, TemplateWriter, refuse_cuts
-from rlhf_host.data.templates import check_template, uses_chat_template
+from rlhf_host.data.templates import check_template, for_chat, uses_chat_template
 from rlhf_host.errors import UserError
-from rlhf_host.records.episodes import Message
+from rlhf_host.records.episodes import Message, Task
 
 NO_TEMPLATE = (
     "pictures are placed by a chat template, and there is none: use a tokenizer that has one, and leave data.template unset"
@@ -87,6 +88,19 @@ class Prompts:
         if led and (opening := next(filter(None, map(self.rendered.opening_in, texts)), None)):
             raise UserError(f"the prompt is rendered already (it has {opening!r}), so no system message can be put before it")
         return _plain(prompt, system, self._template if not as_it_is or self._template is not None else "none")
+
+
+def task_renderer(tokenizer: Any, data: DataConfig) -> Callable[[Task], list[int]]:
+    """Returns a function that renders a task's prompt as ``load_tasks`` does. It is made when the first one is rendered."""
+    made: list[Prompts] = []
+
+    def render(task: Task) -> list[int]:
+        if not made:
+            made.append(Prompts(for_chat(tokenizer, data), data.system_prompt, data.template))
+        text = made[0].text(task.prompt, RowContext(None, task.tools, task.template_kwargs))
+        return encode_prompts([text], tokenizer, chat=made[0].chat)[0]
+
+    return render
 
 
 def encode_prompts(texts: Sequence[str], tokenizer: Any, *, chat: bool) -> list[list[int]]:

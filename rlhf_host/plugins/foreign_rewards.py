@@ -223,7 +223,9 @@ def _of_dict(answer: Any) -> Reward | Unjudged:
         raise ValueError(f"the function gave no 'score'; it gave {', '.join(map(str, answer)) or 'nothing'}")
     accuracy = None if answer.get("acc") is None else float(answer["acc"])
     plain = {str(name): value for name, value in answer.items() if name != "score" and isinstance(value, int | float)}
-    return Reward(_number(answer["score"]), score=accuracy, metrics={name: float(value) for name, value in plain.items()})
+    feedback = answer["feedback"] if isinstance(answer.get("feedback"), str) else None
+    metrics = {name: float(value) for name, value in plain.items()}
+    return Reward(_number(answer["score"]), score=accuracy, metrics=metrics, feedback=feedback)
 
 
 def _numbers(answer: Any, count: int) -> list[float | None]:

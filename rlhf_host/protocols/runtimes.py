@@ -75,6 +75,9 @@ class Trainer(Protocol):
     def adjust(self, role: str, *, lr: float) -> None:
         """Set the peak learning rate of a trained role, from the next update on."""
 
+    def follow(self, role: str) -> None:
+        """Move the weights of a frozen role towards those of its source, as ``RoleNeed.follows`` says."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeStart:

@@ -130,6 +130,8 @@ class Reward:
     metrics: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     """Several objectives of one plugin; each becomes a column ``ALIAS.PART`` of ``plugin_rewards``."""
+    feedback: str | None = None
+    """Reasons in words, for people and for algorithms that learn from them: a failed test, an error, a judge's comment."""
 
     def __post_init__(self) -> None:
         if len(sums := self._sums()) > 1:

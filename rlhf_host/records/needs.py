@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
 
-from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.episodes import Task, Trajectory
 
 DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "unpaired", "stepwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Movement of a frozen role's weights: after every ``every``-th step they go by ``share`` towards those of the role that it
+    comes from, ``w ← w + share·(w_source − w)``. ``Follow()`` is that role itself, at all times and without memory of its own.
+
+    Raises ``ValueError`` for a share outside (0, 1], and for fewer than one step.
+    """
+
+    share: float = 1.0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"Follow: share is a number above 0 and up to 1, not {self.share!r}")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"Follow: every is a number of steps from 1, not {self.every!r}")
+
+    @property
+    def live(self) -> bool:
+        """True if the weights are always those of the source."""
+        return self.share == 1 and self.every == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +49,18 @@ class RoleNeed:
     """Number of first steps in which no loss trains it; its learning rate's schedule begins after them."""
     generates: bool = False
     """A frozen model that agents talk to (``policy.role``)."""
+    follows: Follow | None = None
+    """A frozen model whose weights move: an average of the policy's, a moving reference, or the policy itself as a teacher. Where
+    plugins need the same role, it moves if one of them says so."""
+
+    @property
+    def moves(self) -> bool:
+        """True if it has weights of its own that move, which a checkpoint has to keep."""
+        return self.follows is not None and not self.follows.live
 
     def __post_init__(self) -> None:
+        if self.follows is not None and (self.trainable or self.generates or self.source is None or self.source == self.name):
+            raise ValueError(f"the role {self.name!r} follows another, so it is frozen, does not generate, and has a source")
         if self.generates and (self.trainable or self.head != "lm" or self.name == "actor"):
             raise ValueError(
                 f"the role {self.name!r} generates, so it is no actor, frozen, and has the head of a language model"
@@ -201,6 +234,9 @@ class RunContext:
     """Steps of the whole run."""
     notices: tuple[str, ...] = ()
     """Messages for the user about the start: data that was read, filtered and truncated."""
+    render: Callable[[Task], list[int]] | None = None
+    """Function that gives the token ids of a task's ``prompt`` as the run renders it, with its tools: for plugins that change the
+    prompt (``dataclasses.replace``). It raises ``UserError`` where the run would."""
 
 
 class RoleHandle(Protocol):

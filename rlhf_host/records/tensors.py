@@ -139,6 +139,8 @@ class Batch:
     ``None``: no row of the whole batch has any."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
+    prompts: dict[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    """role → the prompts under which it sees the rows, where a plugin has rewritten them (``rewrite_prompts``)."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "values", "bootstrap", "distributions"):
@@ -156,6 +158,12 @@ class Batch:
     def batch(self) -> Batch:
         """Returns the part of it that workers get."""
         return Batch(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Batch)})
+
+    def seen_by(self, role: str) -> Self:
+        """Returns the batch as the role sees it: the same completions after the prompts that a plugin wrote for it."""
+        if role not in self.prompts:
+            return self
+        return dataclasses.replace(self, prompt_ids=self.prompts[role])
 
     def map(self, change: Callable[[str, Any], Any]) -> Self:
         """Returns a copy with ``change(field, tensor)`` in place of every tensor."""
@@ -189,6 +197,7 @@ class Batch:
         part = self.map(cut)
         part.prompt_ids = [self.prompt_ids[i] for i in rows]
         part.images = None if self.images is None else [self.images[i] for i in rows]
+        part.prompts = {role: [prompts[i] for i in rows] for role, prompts in self.prompts.items()}
         return part
 
     if not TYPE_CHECKING:

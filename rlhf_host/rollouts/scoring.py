@@ -186,6 +186,8 @@ def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
         return Unjudged("could not judge")
     if reward.score is not None and not 0.0 <= reward.score <= 1.0:
         raise ValueError(f"a score lies in [0, 1], not {reward.score}")
+    if not isinstance(reward.feedback, str | None):
+        raise TypeError(f"a reward's feedback is a text, not {type(reward.feedback).__name__}")
     if problem := misnamed(reward.parts):
         raise ValueError(f"parts of a reward have {problem}")
     for name, value in reward.metrics.items():

@@ -101,6 +101,8 @@ def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Seq
         part = {name: _part(value, rows, places, longest) for name, value in named.items()}
         if "prompt_ids" in named:
             part["prompt_ids"] = [Numbers("i", batch.prompt_ids[row]) for row in rows]
+        if "prompts" in named:
+            part["prompts"] = {role: [Numbers("i", ids[row]) for row in rows] for role, ids in batch.prompts.items()}
         if named.get("images") is not None:
             part["images"] = [batch.images[row] for row in rows] if batch.images is not None else None
         yield Shard(list(rows), lengths, part)

@@ -22,7 +22,7 @@ from rlhf_host.plugins.specs import PluginSpec, check_host
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, Writer
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.scratch import Scratch
-from rlhf_host.training.trained_roles import adapter_views, check_state, in_backend
+from rlhf_host.training.trained_roles import check_state, in_backend, role_views
 
 __all__ = ["EngineSetup", "Roles", "RolesSetup", "check_state", "plain", "start_engine"]
 
@@ -92,6 +92,7 @@ class Roles:
         from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
         from rlhf_host.models.pieces import load_in_pieces
+        from rlhf_host.training.following import refuse_different
         from rlhf_host.training.role import Role
         from rlhf_host.training.worker import Worker
         from rlhf_host.weight_sync.local_source import LocalWeights
@@ -100,7 +101,7 @@ class Roles:
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
         backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
         self.kernels = tried_kernels(setup.kernels)
-        views, models, pieces = adapter_views(setup.roles), {}, {}
+        views, models, pieces = role_views(setup.roles), {}, {}
         handled = {each.name for each, own in setup.roles if in_backend(each, own, backend.traits, ranks.processes)}
         for need, settings in setup.roles:
             if need.name in views:
@@ -115,7 +116,7 @@ class Roles:
             if need.trainable and ranks.rank == 0:
                 _report_frozen(need.name, models[need.name])
         for view in views.values():
-            if view.start is not None:
+            if view.start is not None and not view.live:
                 load_adapter(models[view.source], view.start, view.adapter)
         roles = {
             need.name: Role.of(
@@ -134,7 +135,13 @@ class Roles:
             for need, settings in setup.roles
             if need.name not in views
         }
-        roles |= {name: roles[view.source].under(name, view.start and view.adapter) for name, view in views.items()}
+        for name, view in views.items():
+            source = roles[view.source]
+            roles[name] = source.itself(name) if view.live else source.under(name, view.start and view.adapter)
+        for need, _ in setup.roles:
+            if need.moves:
+                assert need.source is not None
+                refuse_different(need.name, models[need.name], need.source, models[need.source])
         self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks)
         self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
         self.models = {name: role.passes.model for name, role in roles.items()}
@@ -163,8 +170,11 @@ class Roles:
 
     def copy_role(self, name: str, directory: str | Path) -> Writer:
         """Copies what ``save_role`` writes. Collective. Returns a function that writes it, for any thread of this process."""
-        from rlhf_host.models.loading import quiet_transformers
+        from rlhf_host.models.loading import copy_model, quiet_transformers
 
+        if name not in self.backends:  # it moves with one that is trained, and every rank has all of it
+            copied = None if self.worker.ranks.process else copy_model(self.models[name], directory)
+            return partial(_write, [(f"role {name}", "save", copied)])
         trainer = self.worker.roles[name].trainer
         with quiet_transformers(), blaming(trainer, "save_model"):
             write = self.backends[name].save_model(Path(directory))

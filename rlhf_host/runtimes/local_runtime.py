@@ -48,6 +48,9 @@ class LocalTrainer:
     def adjust(self, role: str, *, lr: float) -> None:
         self._compute.submit(partial(self.worker.adjust, role, lr=lr)).result()
 
+    def follow(self, role: str) -> None:
+        self._compute.submit(partial(self.worker.follow, role)).result()
+
 
 class LocalRuntime:
     def __init__(self, start: RuntimeStart):

@@ -177,6 +177,13 @@ class WorkerActor:
         self.roles.worker.adjust(role, lr=lr)
 
     @_plainly
+    def follow(self, role: str) -> float:
+        """Moves a role's weights; returns the seconds it took."""
+        before = self.roles.worker.compute_s
+        self.roles.worker.follow(role)
+        return self.roles.worker.compute_s - before
+
+    @_plainly
     def update(self, shard: Shard, more: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
         """Does this rank's part of one optimizer batch; returns its ``Update`` and the seconds it took."""
         from rlhf_host.training.memory import memory

@@ -33,7 +33,7 @@ from rlhf_host.runtimes.ray import Ray, passed_on
 from rlhf_host.runtimes.ray_actors import BESIDE, WRITING, EngineActor, EngineInfo, WorkerActor
 from rlhf_host.runtimes.ray_cluster import RayCluster
 from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
-from rlhf_host.training.trained_roles import adapter_views, check_state
+from rlhf_host.training.trained_roles import check_state, role_views
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class RayRuntime:
             if place.roles:
                 setup = RolesSetup.of(start, place.roles)
                 actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
-                views = adapter_views(setup.roles)  # compute with a trained role's module
+                views = role_views(setup.roles)  # compute with a trained role's module
                 trainable = tuple(need.name for need, _ in setup.roles if need.trainable or need.name in views)
                 group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts_of(place, start))
                 looks = group.call("look")

@@ -82,8 +82,8 @@ class RemoteTrainer:
         """Lock: no update begins while it is held."""
         self.before: Callable[[bool], None] | None = None
         """Called before workers compute, with True if a trained role does."""
-        self._dealt: dict[int, tuple[weakref.ref[Tensor], Dealt]] = {}
-        """By number of ranks: the tokens that were distributed last, and how."""
+        self._dealt: dict[int, tuple[weakref.ref[Tensor], Sequence[Any], Dealt]] = {}
+        """By number of ranks: the completions and prompts that were distributed last, and how."""
 
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
         result = torch.zeros(len(batch)) if what in OF_ROWS else Rows.of(batch.completion_mask).zeros()
@@ -113,6 +113,12 @@ class RemoteTrainer:
     def adjust(self, role: str, *, lr: float) -> None:
         group = self.by_role[role]
         wait_all(group.call("adjust", role, lr), group.name)
+
+    def follow(self, role: str) -> None:
+        if self.before is not None:
+            self.before(True)
+        group = self.by_role[role]
+        self.compute_s += max(wait_all(group.call("follow", role), group.name))
 
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         """Trains on one optimizer batch in every group that trains; the losses of each are divided by counts over the whole
@@ -170,11 +176,11 @@ class RemoteTrainer:
         """
         import ray
 
-        known, dealt = self._dealt.get(ranks, (None, None))
-        if known is None or dealt is None or known() is not batch.completion_ids:
+        known, prompts, dealt = self._dealt.get(ranks, (None, None, None))
+        if known is None or dealt is None or known() is not batch.completion_ids or prompts is not batch.prompt_ids:
             rows = deal_rows(batch, ranks, unit_rows=self.unit_rows, flops=self.flops)
             dealt = rows, [ray.put(shard) for shard in make_shards(batch, rows, PASSES)]
-            self._dealt[ranks] = weakref.ref(batch.completion_ids), dealt
+            self._dealt[ranks] = weakref.ref(batch.completion_ids), batch.prompt_ids, dealt
         return dealt
 
 

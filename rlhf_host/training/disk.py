@@ -10,6 +10,7 @@ from rlhf_host.config.schema import CheckpointConfig, RunConfig
 from rlhf_host.directories import amount
 from rlhf_host.models.outline import outline, weights_of
 from rlhf_host.protocols import RuntimeStart
+from rlhf_host.training.trained_roles import kept_roles
 
 WHILE_RUNNING = 2
 """Newest checkpoints that stay by default while a run goes on: a damaged one has one before it."""
@@ -21,9 +22,9 @@ def checkpoint_bytes(start: RuntimeStart) -> float | None:
     """
     backend: Any = start.backend.build()
     total = 0.0
-    for need in (need for need in start.needs.roles if need.trainable):
+    for need in kept_roles(start.needs):
         role = start.roles[need.name]
-        model = outline(role, head=need.head, trainable=True)
+        model = outline(role, head=need.head, trainable=need.trainable)
         if model is None or not backend.traits.saved_bytes:
             return None
         trained = [weight for weight in model.parameters() if weight.requires_grad]

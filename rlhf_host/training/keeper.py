@@ -31,6 +31,7 @@ from rlhf_host.training.parts import RunParts
 from rlhf_host.training.pending import read_pending, write_pending
 from rlhf_host.training.plugin_states import load_plugins, plugin_sources
 from rlhf_host.training.saving import Saving
+from rlhf_host.training.trained_roles import kept_roles
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +171,7 @@ class CheckpointKeeper:
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
         state = progress.state_dict() | {"stream": self._position["stream"], "plugins": plugin_sources(self.parts.manager)}
         state["config"] = self.parts.config.model_dump(mode="json")
-        savers = {
-            need.name: partial(self.parts.runtime.save_role, need.name) for need in self.parts.needs.roles if need.trainable
-        }
+        savers = {need.name: partial(self.parts.runtime.save_role, need.name) for need in kept_roles(self.parts.needs)}
         pending = partial(write_pending, self._position["finished"])
         try:
             self.parts.ledger.flush()

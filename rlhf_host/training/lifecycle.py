@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.schema import RunConfig
+from rlhf_host.data.chat import task_renderer
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Outcome, RoleHandle, RunContext
 from rlhf_host.training.assemble import Started
@@ -30,7 +31,10 @@ def run_context(
     notices: Sequence[str] = (),
 ) -> RunContext:
     resumed, step = resume_step is not None, resume_step or 0
-    return RunContext(config.model_dump(), tokenizer, run_dir, config.seed, handles, resumed, step, steps, tuple(notices))
+    render = task_renderer(tokenizer, config.data)
+    return RunContext(
+        config.model_dump(), tokenizer, run_dir, config.seed, handles, resumed, step, steps, tuple(notices), render
+    )
 
 
 @contextmanager

@@ -122,6 +122,9 @@ class Loop:
                 roles=self.roles,
                 run_dir=self.parts.run_dir,
             )
+            for need in self.parts.needs.roles:
+                if need.moves and need.follows is not None and number % need.follows.every == 0:
+                    trainer.follow(need.name)
         if engine is not None:
             with timed(times, "sync"):
                 self.parts.progress.version += 1

@@ -93,7 +93,8 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _verdict(reward: Reward) -> dict[str, Any]:
-    row = {name: value for name in ("value", "turns", "tokens", "score") if (value := getattr(reward, name)) is not None}
+    names = ("value", "turns", "tokens", "score", "feedback")
+    row = {name: value for name in names if (value := getattr(reward, name)) is not None}
     return row | {name: value for name in ("metrics", "parts") if (value := getattr(reward, name))}
 
 

@@ -23,7 +23,7 @@ from rlhf_host.protocols import BackendTraits, Checking, RuntimeStart
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 from rlhf_host.training.batching import refuse_large_answers
 from rlhf_host.training.role_settings import role_settings
-from rlhf_host.training.trained_roles import adapter_views
+from rlhf_host.training.trained_roles import role_views
 from rlhf_host.training.vocabularies import check_vocabularies
 
 GB = 1e9
@@ -94,7 +94,7 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> li
             plugin.check(start, {name: device.type for name, device in devices.items()})
     backend: Any = start.backend.build()
     lines, held = [], defaultdict[Any, list[_Share]](list)
-    views = adapter_views([(need, start.roles[need.name]) for need in start.needs.roles])
+    views = role_views([(need, start.roles[need.name]) for need in start.needs.roles])
     for need in start.needs.roles:
         role = start.roles[need.name]
         model = outline(role, head=need.head, trainable=need.trainable)

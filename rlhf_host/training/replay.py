@@ -162,7 +162,8 @@ def _noted(decode: Callable[[Sequence[int]], str] | None, missing: list[UserErro
 def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
     """Returns the roles needed to score and compute advantages, all frozen; with any other role comes the actor."""
     asked = {output.role for output in needs.outputs if output.what != "distribution"}
-    roles = [dataclasses.replace(role, trainable=False) for role in needs.roles if role.name in asked or not role.trainable]
+    wanted = [role for role in needs.roles if role.name in asked or not role.trainable]
+    roles = [dataclasses.replace(role, trainable=False, follows=None) for role in wanted]
     if roles and all(role.name != "actor" for role in roles):
         roles.insert(0, RoleNeed("actor", source=None))
     return tuple(roles)

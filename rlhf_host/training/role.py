@@ -106,6 +106,10 @@ class Role:
             passes.go_through(started, ranks)
         return cls(name, passes, started, traits, trainer)
 
+    def itself(self, name: str) -> Role:
+        """Returns a role that computes with this one's model as it is now, and is trained with it."""
+        return Role(name, self.passes, traits=self.traits)
+
     def under(self, name: str, adapter: str | None) -> Role:
         """Returns a frozen role that computes with this one's model, under another adapter of it, or under none."""
         return Role(name, self.passes.under(adapter), traits=self.traits)

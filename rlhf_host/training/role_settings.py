@@ -40,11 +40,13 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
             inherited |= {"revision": origin.revision, "trust_remote_code": trusted, "adapter": adapter}
             if not need.trainable:  # its weights are rounded as those it is compared with
                 narrow = settings.dtype == "auto" and origin.dtype in ("bfloat16", "float16")
-                inherited["dtype"] = origin.dtype if narrow else settings.dtype
+                inherited["dtype"] = origin.dtype if narrow and not need.moves else settings.dtype
                 inherited["quantize"] = settings.quantize or origin.quantize
             inherited["tokenizer"] = settings.tokenizer or origin.tokenizer
         settings = settings.model_copy(update=inherited)
     settings = with_base(settings)
+    if need.moves and settings.dtype == "auto":  # 16 bits would lose small movements
+        settings = settings.model_copy(update={"dtype": "float32"})
     if override is not None:
         settings = settings.model_copy(update={"adapter" if is_adapter(override) else "model": str(override)})
     elif need.trainable and settings.adapter and settings.lora.rank:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +23,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group
 from rlhf_host.records.metric_names import MetricNames
-from rlhf_host.records.needs import Needs, ScoreContext
+from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Played
@@ -108,6 +109,7 @@ class RolloutSource:
             with timed(times, "rows"):
                 batch = make(self._chosen(experience, collected.groups), self.rollouts.weights)
                 apply_masks(batch, self.manager)
+        add_prompts(batch, self.manager, self.needs, self.context.roles)
         with timed(times, "logprobs"):
             add_outputs(batch, self.trainer, self.needs, mode := self.config.old_logprobs_mode)
             if (known := batch.old_logprobs if mode == "recompute" else batch.logprobs.get("actor")) is not None:
@@ -177,17 +179,44 @@ def identical_answers(batch: Experience) -> dict[str, float]:
     return {"rollout/identical": float(equal[several].double().mean())} if bool(several.any()) else {}
 
 
+def add_prompts(experience: Experience, manager: PluginManager, needs: Needs, roles: Mapping[str, RoleHandle]) -> None:
+    """Adds, in place, the prompts that plugins write for frozen roles.
+
+    Raises ``RunError`` for those of a role that is trained or not there, or that another plugin wrote; for rows with pictures;
+    and for a row that does not fit the role.
+    """
+    frozen = {need.name for need in needs.roles if not need.trainable}
+    for key, written in manager.each("rewrite_prompts", experience=experience):
+        who = f"{key}: rewrite_prompts"
+        for role, prompts in written.items():
+            if role not in frozen or role in experience.prompts:
+                why = "another plugin wrote them" if role in experience.prompts else f"frozen are {', '.join(sorted(frozen))}"
+                raise RunError(f"{who} gave prompts for the role {role!r}, and {why}")
+            if experience.images is not None:
+                raise RunError(f"{who} gave prompts for rows with pictures, which keep their places: leave the pictures out")
+            if len(prompts) != len(experience) or not all(map(len, prompts)):
+                raise RunError(
+                    f"{who} gave {len(prompts)} prompts for the role {role!r}, expected {len(experience)} with tokens"
+                )
+            longest = max(map(operator.add, map(len, prompts), experience.lengths.tolist()))
+            if longest > (room := roles[role].context_length):
+                raise RunError(
+                    f"{who} gave a prompt for the role {role!r} that makes a row of {longest} tokens, and it has {room}"
+                )
+            experience.prompts[role] = prompts
+
+
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
     """Adds, in place, the log-probabilities and values that plugins or the mode of ``old_logprobs`` need before advantages.
     Existing log-probabilities stay.
     """
     for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
         if quantity == "logprobs" and role not in experience.logprobs:
-            experience.logprobs[role] = trainer.outputs(role, "logprobs", experience)
+            experience.logprobs[role] = trainer.outputs(role, "logprobs", experience.seen_by(role))
         elif quantity == "values":
-            experience.values[role] = trainer.outputs(role, "values", experience)
+            experience.values[role] = trainer.outputs(role, "values", experience.seen_by(role))
         elif quantity == "bootstrap":
-            experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience)
+            experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience.seen_by(role))
     if mode == "recompute":
         known = experience.logprobs.get("actor")
         experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known
@@ -244,7 +273,7 @@ def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, 
     """
     for output in needs.outputs:
         if output.what == "distribution" and output.top is not None:
-            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience)
+            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience.seen_by(output.role))
     for key, values in manager.each("prepare_batch", experience=experience):
         alias = manager.by_key[key].alias
         if alias in experience.extra:

@@ -30,6 +30,7 @@ from rlhf_host.training.precompute import precomputed, without
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
+from rlhf_host.training.trained_roles import models_of
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def _prepared(
         refuse_finished(config, checkpoint, run_dir, inputs.steps(config), inputs.saved, rows=inputs.units is not None)
         refuse_lost(config, needs, checkpoint, run_dir)
     updates = inputs.steps(config) * config.train.updates_per_batch
-    models = {need.name: checkpoint.role(need.name) for need in needs.roles if need.trainable} if checkpoint else {}
+    models = models_of(needs, checkpoint.role) if checkpoint else {}
     kept = precomputed(config, manager, needs, inputs)
     start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
     started = assemble.start_runtime(config, start, kept, pictured=inputs.pictured)

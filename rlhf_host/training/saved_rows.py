@@ -141,6 +141,7 @@ class _Verdict(_Strict):
     score: float | None = None
     metrics: dict[str, float | None] = {}
     parts: dict[str, float] = {}
+    feedback: str | None = None
 
 
 class _Tree(_Strict):

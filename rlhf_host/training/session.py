@@ -102,7 +102,8 @@ def session(
     manager = PluginManager([]) if manager is None else manager
     tokenizer = load_tokenizer(config.roles["actor"]) if tokenizer is None else tokenizer
     if needs is None:
-        frozen_roles = (need for need in merge_needs(manager).roles if not need.trainable and need.name != "actor")
+        roles = (need for need in merge_needs(manager).roles if not need.trainable and need.name != "actor")
+        frozen_roles = (replace(need, follows=None) for need in roles)  # nothing moves
         needs = Needs(roles=(RoleNeed("actor", source=None), *frozen_roles))
     check_plugins(config, manager, needs, tokenizer)
     started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, tokenizer, 0, {}))

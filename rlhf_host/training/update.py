@@ -115,7 +115,7 @@ class Accumulation:
         part = on_device(rows, passes.device)
         for other in self.whole:
             with torch.no_grad():
-                theirs = other.passes.forward(**rows_of(rows), outputs=frozenset({"logits"})).logits
+                theirs = other.passes.forward(**rows_of(rows.seen_by(other.name)), outputs=frozenset({"logits"})).logits
             outputs.others[other.name] = whole_distribution(theirs, outputs.logits, part)
         loss: Tensor | None = None
         try:

@@ -20,6 +20,7 @@ from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import evened, group_rows, plan_microbatches
+from rlhf_host.training.following import BUCKET_BYTES, follow
 from rlhf_host.training.readings import Readings
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.role import Role, on_device, rows_of, worker_rows
@@ -89,6 +90,19 @@ class Worker:
         """Sets another peak learning rate, from the next update on."""
         if (backend := self.roles[role].backend) is not None:
             backend.lr = lr
+
+    def follow(self, role: str) -> None:
+        """Moves the weights of a frozen role towards those of its source (``RoleNeed.follows``). Collective over ranks."""
+        need = next(need for need in self.needs.roles if need.name == role)
+        assert need.follows is not None
+        assert need.source is not None
+        backend = self.roles[need.source].backend
+        assert backend is not None
+        everywhere = {"everywhere": True} if self.roles[need.source].traits.everywhere else {}
+        started = time.perf_counter()
+        with blaming(self.roles[need.source].trainer, "weights"):
+            follow(self.roles[role].passes.model, backend.weights(BUCKET_BYTES, **everywhere), need.follows.share)
+        self.compute_s += time.perf_counter() - started
 
     def update(
         self,
@@ -246,16 +260,16 @@ class Worker:
         prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
         lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
         even = role.traits.even_passes
-        longest = max((lengths[row] for row in some), default=1)
-        longest = max(self.ranks.gather(longest)) if even else longest
-        for each in (role, *inside):
-            each.passes.prepare(longest, batch.images is not None)
+        longer = [(each, batch.prompts[each.name]) for each in inside if each.name in batch.prompts]
+        for each, seen in ((role, prompts), *((each, batch.prompts.get(each.name, prompts)) for each in inside)):
+            longest = max((len(seen[row]) + completions[row] for row in some), default=1)
+            each.passes.prepare(max(self.ranks.gather(longest)) if even else longest, batch.images is not None)
 
-        def of(rows: list[int]) -> tuple[list[Sequence[int]], list[int], list[int]]:
+        def of(rows: list[int], prompts: Sequence[Sequence[int]] = prompts) -> tuple[list[Sequence[int]], list[int], list[int]]:
             return [prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows]
 
         def cost(rows: list[int]) -> int:
-            return role.passes.cost(*of(rows))
+            return max(role.passes.cost(*of(rows)), *(each.passes.cost(*of(rows, seen)) for each, seen in longer), 0)
 
         def tokens(rows: list[int]) -> int:
             return role.passes.tokens(*of(rows))

@@ -91,17 +91,17 @@ def test_dpo_with_the_base_as_reference_is_dpo_with_a_copy_of_it(rlhf_here, pair
 def test_which_roles_are_views(tiny_model):
     from rlhf_host.config.schema import LoraOptions, RoleConfig
     from rlhf_host.records.needs import RoleNeed
-    from rlhf_host.runtimes.building import adapter_views
+    from rlhf_host.runtimes.building import role_views
 
     actor, reference = RoleNeed("actor", trainable=True, source=None), RoleNeed("reference")
     base = RoleConfig(model=str(tiny_model))
     trains = base.model_copy(update={"lora": LoraOptions(rank=4)})
-    assert adapter_views([(actor, base), (reference, base)]) == {}
-    assert adapter_views([(actor, trains), (reference, base)])["reference"].start is None
+    assert role_views([(actor, base), (reference, base)]) == {}
+    assert role_views([(actor, trains), (reference, base)])["reference"].start is None
     for change in ({"dtype": "bfloat16"}, {"model": "other"}, {"device": "cuda:1"}):
-        assert adapter_views([(actor, trains), (reference, base.model_copy(update=change))]) == {}
-    assert adapter_views([(actor, trains), (RoleNeed("reference", head="scalar"), base)]) == {}
-    assert adapter_views([(reference, base)]) == {}  # apart from the actor: its own copy
+        assert role_views([(actor, trains), (reference, base.model_copy(update=change))]) == {}
+    assert role_views([(actor, trains), (RoleNeed("reference", head="scalar"), base)]) == {}
+    assert role_views([(reference, base)]) == {}  # apart from the actor: its own copy
 
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(rlhf, online, tiny_model, tmp_path):

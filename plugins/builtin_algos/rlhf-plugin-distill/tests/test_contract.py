@@ -8,3 +8,8 @@ TestReverseTop = algorithm_contract("distill", {"beta": 1.0, "top_k": 4})
 TestRenormalised = algorithm_contract("distill", {"top_k": 4, "tail": "renormalise", "temperature": 2.0})
 TestOnPolicySample = algorithm_contract("on_policy_distill")
 TestOnPolicyFull = algorithm_contract("on_policy_distill", {"signal": "full", "top_k": 4})
+
+WORDLESS = {"template": "{solution}{feedback} {prompt}", "solution_template": "{solution}", "feedback_template": "{feedback}"}
+TestSelf = algorithm_contract("sdpo", WORDLESS)
+TestSelfFull = algorithm_contract("sdpo", WORDLESS | {"signal": "full", "top_k": 4, "beta": 0.5, "teacher_share": 1.0})
+TestSelfAndPolicy = algorithm_contract("sdpo", WORDLESS | {"alpha": 0.6, "teacher_share": 0.0})

@@ -280,3 +280,16 @@ def test_what_a_task_needs_and_cannot_have_is_unjudged(judge):
     derived = judge("class A: pass", "class B(A): pass\nassert B()")
     assert isinstance(derived, Unjudged)
     assert "a class from one of the solution's" in derived.reason
+
+
+@pytest.mark.parametrize(
+    ("solution", "tests", "said"),
+    [
+        ("def f(n): return n", "assert f(1) == 2, 'f(1) should be 2'", "A test failed. AssertionError: f(1) should be 2"),
+        ("def f(n): return n / 0", "assert f(1) == 2", "The program failed. ZeroDivisionError: division by zero"),
+        ("def f(n):\n    while True: pass", "assert f(1) == 2", "The program took too long."),
+        ("def f(n): return n + 1", "assert f(1) == 2", None),
+    ],
+)
+def test_the_feedback_says_what_failed(judge, solution, tests, said):
+    assert judge(solution, tests).feedback == said

@@ -20,8 +20,9 @@ from rlhf_host import (
 )
 from rlhf_host import functional as F
 from rlhf_plugin_distill.options import DivergenceOptions, OnPolicyOptions, Options
+from rlhf_plugin_distill.sdpo import SDPO
 
-__all__ = ["Distill", "OnPolicyDistill"]
+__all__ = ["SDPO", "Distill", "OnPolicyDistill"]
 
 TEACHER = RoleNeed("teacher", source=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -44,6 +44,9 @@ class Options(DivergenceOptions):
 
 
 class OnPolicyOptions(DivergenceOptions, F.PolicyLossOptions):
+    averages_itself: ClassVar[bool] = False
+    """True if ``aggregation`` is that of the divergence too."""
+
     signal: Literal["sample", "full"] = Field(
         "sample", description="sample: the sampled token's log-probabilities, as an advantage; full: the divergence"
     )
@@ -54,6 +57,11 @@ class OnPolicyOptions(DivergenceOptions, F.PolicyLossOptions):
         description="full: 0: KL(teacher, student); 1: KL(student, teacher); between: generalised Jensen-Shannon",
     )
 
+    @property
+    def without_policy(self) -> tuple[str, str] | None:
+        """Setting with which there is no policy loss, and another with which there is one."""
+        return ("signal full", "signal to sample") if self.signal == "full" else None
+
     @model_validator(mode="after")
     def _fits_the_signal(self) -> OnPolicyOptions:
         divergence = {"beta": self.beta != 1, "top_k": self.top_k > 0}
@@ -62,8 +70,53 @@ class OnPolicyOptions(DivergenceOptions, F.PolicyLossOptions):
         policy = {
             "loss": self.loss != "clip",
             "entropy_coef": self.entropy_coef > 0,
-            "aggregation": self.aggregation is not None,
+            "aggregation": self.aggregation is not None and not self.averages_itself,
         }
-        if self.signal == "full" and (idle := [name for name, changed in policy.items() if changed]):
-            raise ValueError(f"signal full has no policy loss and so no {idle[0]}: leave it out, or set signal to sample")
+        if (why := self.without_policy) and (idle := [name for name, changed in policy.items() if changed]):
+            raise ValueError(f"{why[0]} has no policy loss and so no {idle[0]}: leave it out, or set {why[1]}")
+        return self
+
+
+class SDPOOptions(OnPolicyOptions):
+    averages_itself: ClassVar[bool] = True
+
+    alpha: float = Field(
+        1.0, gt=0, le=1, description="weight of self-distillation; the rest is that of the policy loss with GRPO's advantages"
+    )
+    teacher_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="share by which the teacher's weights go to the policy's after each step; 1: the teacher is the policy; 0: it"
+        " stays as the policy began",
+    )
+    ratio_max: float = Field(2.0, gt=0, description="largest value of the ratio to the sampling policy as a weight")
+    success: float = Field(1.0, description="reward from which an answer is a solution that the others of its group learn from")
+    solutions: bool = Field(True, description="the teacher sees a solution, where the group has one")
+    own_solution: bool = Field(False, description="a successful answer may be its own solution")
+    feedback: Literal["always", "without_solution", "never"] = Field(
+        "always", description="when the teacher sees the feedback that rewards gave on the answer"
+    )
+    remove_thinking: bool = Field(False, description="leave <think>...</think> out of solutions")
+    template: str = Field(
+        "{prompt}{solution}{feedback}\n\nCorrectly solve the original question.\n",
+        description="the teacher's prompt, or its last message: {prompt}, {solution} and {feedback} are replaced",
+    )
+    solution_template: str = Field("\nCorrect solution:\n\n{solution}\n\n", description="what stands for {solution} there")
+    feedback_template: str = Field(
+        "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback}\n\n",
+        description="what stands for {feedback} there",
+    )
+
+    @property
+    def without_policy(self) -> tuple[str, str] | None:
+        return ("alpha 1", "alpha below 1") if self.alpha == 1 else None
+
+    @model_validator(mode="after")
+    def _has_a_hint(self) -> SDPOOptions:
+        if not self.solutions and self.feedback == "never":
+            raise ValueError("the teacher sees neither solutions nor feedback: set one of them")
+        wanted = {"template": "{prompt}", "solution_template": "{solution}", "feedback_template": "{feedback}"}
+        if lacking := [f"{name} has no {part}" for name, part in wanted.items() if part not in getattr(self, name)]:
+            raise ValueError(lacking[0])
         return self

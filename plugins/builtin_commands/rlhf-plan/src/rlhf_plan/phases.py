@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from rlhf_host import RoleNeed, UserError
 from rlhf_host.commands import first_line
-from rlhf_host.internals import adapter_views, chunk_bytes, context_length, find_model, in_backend, outline, weights_of
+from rlhf_host.internals import chunk_bytes, context_length, find_model, in_backend, outline, role_views, weights_of
 from rlhf_host.protocols import (
     CountsServing,
     CountsTraining,
@@ -92,7 +92,7 @@ class Planner:
 
     def _phases(self, start: RuntimeStart, group: DeviceGroup) -> Iterator[Phase]:
         device = group.device or self.device
-        views = adapter_views([(need, start.roles[need.name]) for need in start.needs.roles])
+        views = role_views([(need, start.roles[need.name]) for need in start.needs.roles])
         needs = [need for need in start.needs.roles if need.name in group.roles and need.name not in views]
         roles = [self._role(start, need, group, device) for need in needs]
         samples, (in_place, sleeps) = bool(group.engines), self._ways(start)

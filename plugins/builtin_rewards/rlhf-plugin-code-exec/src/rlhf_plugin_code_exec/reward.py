@@ -24,6 +24,8 @@ from rlhf_plugin_code_exec.suites import suite_of
 from rlhf_plugin_code_exec.trials import escapes
 
 log = logging.getLogger(__name__)
+SAID = {"timeouts": "The program took too long.", "wrong": "A test failed.", "errors": "The program failed."}
+"""Reasons in words, for ``Reward.feedback``."""
 COUNTED = ("timeouts", "errors", "wrong", "missing_modules")
 MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 MOST_WARNINGS = 20
@@ -124,7 +126,7 @@ class CodeExec:
         if verdict.missing:
             self._say_missing(verdict.missing)
         metrics = {f"code/{name}": float(verdict.counts[name]) for name in COUNTED}
-        return Reward(score, score=score, metrics=metrics)
+        return Reward(score, score=score, metrics=metrics, feedback=verdict.first or None)
 
     def _say_missing(self, module: str) -> None:
         if module not in self._missing and len(self._missing) < MOST_WARNINGS:
@@ -147,10 +149,13 @@ class Verdict:
     """A module that the interpreter does not have."""
     unusable: str = ""
     """Reason for which there is no verdict."""
+    first: str = ""
+    """Words about the first test that failed."""
 
     def count(self, reason: str, text: str = "") -> None:
         found = MISSING_MODULE.search(text)
         self.counts["missing_modules" if found else reason] += 1
+        self.first = self.first or f"{SAID[reason]} {text}".strip()
         self.missing = found[1] if found else self.missing
 
 

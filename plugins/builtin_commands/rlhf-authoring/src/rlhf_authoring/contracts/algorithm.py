@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlhf_authoring.contracts import batches
 from rlhf_authoring.contracts.batches import is_finite, make_batch, make_groups
+from rlhf_authoring.contracts.session import Session, check_running
 from rlhf_authoring.contracts.subject import Subject, check, expect
 from rlhf_host import Experience
 
@@ -157,6 +158,21 @@ def advantages_rise_with_the_reward(subject: Subject) -> None:
             sums.append(float(_advantages(subject, batch, shaped=False)["advantages"][row].sum()))
         rises.append(sums[1] - sums[0])
     expect(min(rises) > -1e-5 and max(rises) > 1e-5, "a larger reward makes a smaller advantage; check its sign")
+
+
+@check_running("rewrite_prompts")
+def rewritten_prompts_fit_the_rows(session: Session) -> None:
+    """Every frozen role that is named gets one prompt of tokens per row, and the same ones again for the same batch."""
+    batch = make_batch(session.subject, make_groups(SIZES))
+    batch.prompts = {}
+    answers = [session.manager.one("rewrite_prompts", experience=batch) or {} for _ in range(2)]
+    frozen = {need.name for need in session.subject.needs.roles if not need.trainable}
+    for role, prompts in answers[0].items():
+        expect(role in frozen, f"rewrite_prompts names the role {role!r}, and needs has the frozen roles {sorted(frozen)}")
+        expect(len(prompts) == len(batch), f"rewrite_prompts gives {len(prompts)} prompts for {len(batch)} rows")
+        expect(all(map(len, prompts)), "rewrite_prompts gives a prompt without tokens")
+    same = [{role: [list(ids) for ids in prompts] for role, prompts in answer.items()} for answer in answers]
+    expect(same[0] == same[1], "rewrite_prompts gives other prompts for the same batch")
 
 
 @check("make_rows")

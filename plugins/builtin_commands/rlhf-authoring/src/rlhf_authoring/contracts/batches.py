@@ -78,6 +78,9 @@ def _tokens(count: int, random: torch.Generator) -> list[int]:
 def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
     """The groups as an experience that also has what the plugin's ``needs().outputs`` asks for, at random per row."""
     batch = make_experience(groups, WEIGHTS, step=STEP, max_new_tokens=MAX_NEW_TOKENS, temperature=1.0)
+    if "rewrite_prompts" in subject.hooks:  # every row but each group's first
+        longer = [[3, *row.prompt_ids] if row.sample else row.prompt_ids for row in batch.trajectories]
+        batch.prompts = {need.name: longer for need in subject.needs.roles if not need.trainable}
     for salt, output in enumerate(output for output in subject.needs.outputs if output.role):
         role, what = output.role, output.what
         if what == "logprobs":

@@ -159,6 +159,8 @@ def raising_a_good_token_lowers_the_loss(subject: Subject) -> None:
     """On policy, the loss falls as the log-probabilities of a row with positive advantages rise, and the other way round."""
     if "compute_loss" not in subject.hooks or trainable(subject).get("actor") != "lm" or not subject.needs.rewards:
         return  # without rewards the signal is not in the advantages
+    if "rewrite_prompts" in subject.hooks:
+        return  # it is a teacher's too
     for name, manager, role, batch in cases(subject):
         if role == "actor":
             # One sign for a row, so that losses of whole rows have it too.

@@ -18,7 +18,7 @@ from rlhf_authoring.contracts.subject import Broken, Subject, check
 from rlhf_authoring.engines import ScriptedEngine
 from rlhf_authoring.models import tiny_tokenizer
 from rlhf_host import Episode, Generation, Outcome, RunContext, SampleKey, Sampling, ScoreContext, Segment, Task, Trajectory
-from rlhf_host.internals import Episodes, EpisodeSettings, Gate, PluginManager, SampledModel, episode_seed
+from rlhf_host.internals import Episodes, EpisodeSettings, Gate, PluginManager, SampledModel, episode_seed, task_renderer
 from rlhf_host.rollouts import render_prompt
 from rlhf_host.settings import DataConfig, RunConfig
 
@@ -225,7 +225,8 @@ def running(
     """A run of a fresh instance, or of ``manager``'s: from ``check_run`` to ``run_finished``."""
     roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
     resumed, settings = resume_step is not None, RunConfig().model_dump()
-    context = RunContext(settings, tokenizer(), run_dir, 0, roles, resumed=resumed, resume_step=resume_step or 0)
+    render = task_renderer(tokenizer(), RunConfig().data)
+    context = RunContext(settings, tokenizer(), run_dir, 0, roles, resumed, resume_step or 0, render=render)
     closing = contextlib.closing
     with closing(manager or subject.manager()) as manager, closing(LoopThread(subject.deadline_s)) as loop:
         session = Session(subject, manager, roles, loop)

@@ -1,0 +1,51 @@
+"""Weights of frozen roles that move towards those of a trained role (``RoleNeed.follows``)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_host.errors import UserError
+from rlhf_host.protocols import Buckets
+
+BUCKET_BYTES = 2**28
+"""Size of the pieces in which the trained weights are gathered."""
+
+
+def named(model: nn.Module) -> dict[str, Tensor]:
+    """Returns what ``Backend.weights`` yields of a model: parameters and persistent buffers under every name."""
+    names = set(model.state_dict())
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in tensors.items() if name in names}
+
+
+def refuse_different(follower: str, model: nn.Module, source: str, other: nn.Module) -> None:
+    """Raises ``UserError`` for two models whose weights have other names or shapes."""
+    own, theirs = ({name: tuple(weight.shape) for name, weight in named(each).items()} for each in (model, other))
+    if different := sorted(own.items() ^ theirs.items()):
+        raise UserError(
+            f"the role {follower} follows {source}, and their models differ, as in {different[0][0]}: leave {follower}.model out,"
+            " or give a model of the same shape"
+        )
+
+
+@torch.no_grad()
+def follow(model: nn.Module, weights: Buckets, share: float) -> None:
+    """Moves a model's weights in place, ``w ← w + share·(w_source − w)``; what is no floating point number becomes the source's.
+
+    Args:
+        model: it has all of its weights.
+        weights: all weights of the source, under every name.
+    """
+    own, moved = named(model), set[int]()
+    for bucket in weights:
+        for name, weight in bucket:
+            target = own[name]
+            if target.data_ptr() in moved:  # tied: it comes under every name
+                continue
+            moved.add(target.data_ptr())
+            weight = weight.to(target.device, target.dtype)
+            if target.is_floating_point():
+                target.lerp_(weight, share)
+            else:
+                target.copy_(weight)
