@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     )
     from rlhf_host.runs.directory import RunDirectory
     from rlhf_host.scratch import Scratch
+    from rlhf_host.training.given_rows import GivenRows, read_rows
     from rlhf_host.training.session import Session
 
 __version__ = "0.10.0"
@@ -97,6 +98,7 @@ _HOMES = {
     ),
     "rlhf_host.runs.directory": "RunDirectory",
     "rlhf_host.scratch": "Scratch",
+    "rlhf_host.training.given_rows": "GivenRows read_rows",
     "rlhf_host.training.session": "Session",
 }
 """Module → the names that are imported from it when one is first asked for: plugins and commands import this package, and must
@@ -127,6 +129,7 @@ __all__ = [
     "Follow",
     "Forbid",
     "Generation",
+    "GivenRows",
     "Group",
     "LossTerm",
     "Message",
@@ -168,6 +171,7 @@ __all__ = [
     "hookimpl",
     "import_file",
     "load_run",
+    "read_rows",
     "replay",
     "rollout",
     "session",

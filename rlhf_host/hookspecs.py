@@ -223,6 +223,17 @@ def prepare_batch(experience: Experience) -> Mapping[str, Tensor | float] | None
     after advantages and masks. Tensors with ``B`` rows are sliced with the batch."""
 
 
+@hookspec(calls="each", gives=(Items("trajectories", Trajectory), None))
+def rows_beside(step: int) -> Sequence[Trajectory] | None:
+    """Return rows that train beside the sampled batch of a step, in losses of this plugin alone: demonstrations, pre-training
+    text, answers of earlier steps.
+
+    They take part in the passes of the update. ``batch.own["beside"]``, ``[B, T]`` bool, is true at their action tokens, which
+    train: give ``Extra("beside")`` as the mask of a loss term. They are in no other mask, and have no rewards and advantages. Only
+    for algorithms with advantages. ``rlhf_host.read_rows`` reads a data set.
+    """
+
+
 @hookspec(calls="multiplied", where="worker", gives=("[B, T]", "[B]", None))
 def importance_weights(logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
     """Return weights ``[B, T]`` or ``[B]`` that correct for the sampler. They multiply loss terms marked

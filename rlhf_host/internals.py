@@ -40,6 +40,7 @@ _NAMES = {
     "runtimes.ports": ["reserved"],
     "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],
     "training.batching": ["group_rows"],
+    "training.beside": ["no_rows"],
     "training.checkpoints": ["plain_state"],
     "training.corrections": ["correction_weights"],
     "training.made_rows": ["made_rows"],

@@ -133,12 +133,21 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         and not (manager.has("agent_reset") and manager.has("agent_step"))
     ):
         yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
+    yield from _beside_refusals(config, manager, needs)
     if not saved:
         yield from _server_refusals(manager)
     yield from _role_refusals(config, needs)
     for key, own in manager.needs().items():
         if (least := own.min_group_size) > config.rollout.n:
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
+
+
+def _beside_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
+    """Yields plugins whose rows have no batch to train beside."""
+    if not needs.samples or manager.has("make_rows"):
+        for key in manager.names("rows_beside"):
+            name = config.algo.name if config.algo else "a plugin"
+            yield f"{key} gives rows that train beside sampled ones with advantages, and {name} has no advantages: leave it out"
 
 
 def _chosen_row_refusals(manager: PluginManager) -> Iterator[str]:

@@ -132,7 +132,7 @@ class Batch:
     """name → ``[B]``: ``Trajectory.columns``, NaN for rows without it; a preference's ``label`` is 1 (chosen) or 0."""
     token_columns: dict[str, Tensor] = field(default_factory=dict)
     """name → ``[B, T]``: ``Segment.columns``, NaN for tokens without it."""
-    extra: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    extra: dict[str, dict[str, Any]] = field(default_factory=dict)
     """alias of a plugin → the result of its ``prepare_batch``. Tensors with ``B`` rows are sliced with the batch."""
     images: Sequence[Sequence[tuple[int, Picture]]] | None = None
     """Provisional: the pictures of each row, in the order of their tokens, each after the place where its segment begins;

@@ -116,6 +116,7 @@ class Loop:
             of_updates = optimize(
                 trainer,
                 drawn.batch,
+                drawn.beside,
                 number,
                 sampled=drawn.sampled,
                 config=self.parts.config,

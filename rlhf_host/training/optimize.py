@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Trainer, Update
 from rlhf_host.records.tensors import Experience
+from rlhf_host.training.beside import joined
 from rlhf_host.training.measures import speed
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics
@@ -21,6 +22,7 @@ from rlhf_host.training.saved_rows import lines, write_lines
 def optimize(
     trainer: Trainer,
     experience: Experience,
+    beside: Mapping[str, Experience],
     step: int,
     *,
     sampled: bool,
@@ -31,6 +33,7 @@ def optimize(
     """Makes ``train.epochs × train.minibatches`` updates and returns their metrics.
 
     Args:
+        beside: rows of plugins that train with it, dealt out over the updates.
         sampled: the rows were sampled by the current weights.
         roles: the trained roles.
         run_dir: directory for rows whose update is not finite.
@@ -42,7 +45,7 @@ def optimize(
     made: list[Update] = []
     updates = skipped = 0
     for epoch in range(train.epochs):
-        for batch in _minibatches(experience, train.minibatches, [config.seed, step, epoch]):
+        for batch in _updates(experience, beside, train.minibatches, [config.seed, step, epoch]):
             update = trainer.update(batch, sampled_now=sampled and not made)
             made.append(update)
             if update.refused is None:
@@ -65,6 +68,16 @@ def optimize(
             f" for {' or '.join(roles)}"
         )
     return result | ({"train/skipped": float(skipped)} if train.on_nonfinite == "skip" else {})
+
+
+def _updates(experience: Experience, beside: Mapping[str, Experience], count: int, seed: Sequence[int]) -> Iterator[Experience]:
+    """Yields the rows of each update: minibatches of the batch, and as many of the rows beside it."""
+    others = {alias: list(_minibatches(rows, count, seed)) for alias, rows in beside.items()}
+    for number, batch in enumerate(_minibatches(experience, count, seed)):
+        for alias, parts in others.items():
+            if number < len(parts):
+                batch = joined(batch, parts[number], alias)
+        yield batch
 
 
 def _minibatches(experience: Experience, count: int, seed: Sequence[int]) -> Iterator[Experience]:

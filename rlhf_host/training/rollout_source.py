@@ -29,6 +29,7 @@ from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
 from rlhf_host.rollouts.pipeline import Pipeline
+from rlhf_host.training.beside import no_rows, rows_beside
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.made_rows import chosen_rows
 from rlhf_host.training.reduction import reduced
@@ -117,6 +118,8 @@ class RolloutSource:
         with timed(times, "advantages"):
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
+            no_rows(batch, self.manager)
+            beside = rows_beside(self.manager, step, lambda groups: make(groups, {}))
         metrics = joined(collected.metrics(self._reasons), reward_metrics(experience), identical_answers(experience), own)
         fresh = True
         if self.pipeline is not None and self.pipeline.max_age:
@@ -124,7 +127,7 @@ class RolloutSource:
             metrics |= lag
             fresh = lag["staleness/max"] == 0.0
         rows, measured = collected.trajectories_in_order(), row_means(experience.trajectories)
-        return Drawn(batch, rows, fresh, self.rollouts.epoch, metrics, measured, times, collected.draws)
+        return Drawn(batch, rows, fresh, self.rollouts.epoch, metrics, measured, times, collected.draws, beside)
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
         """Returns the rows to train on, chosen from groups whose rewards are transformed and shaped first."""

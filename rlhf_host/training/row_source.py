@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,20 +59,24 @@ class RowBatches:
     def group(self, unit: Unit, task: Task, epoch: int) -> Group:
         """Returns a unit as a group of trajectories that share an episode."""
         name = f"{task.source}-{task.index}-{epoch}"
-        rows = [
-            Trajectory(
-                episode_id=name,
-                group_id=name,
-                task=task,
-                segments=list(_segments(row)),
-                sample=number,
-                row=number,
-                columns=row.columns,
-                decode=decoder(self.tokenizer),
-            )
-            for number, row in enumerate(unit.rows)
-        ]
-        return Group(name, task, rows)
+        return Group(name, task, trajectories(unit, task, name, decoder(self.tokenizer)))
+
+
+def trajectories(unit: Unit, task: Task, name: str, decode: Callable[[Sequence[int]], str]) -> list[Trajectory]:
+    """Returns the rows of a unit, which share the episode and the group ``name``."""
+    return [
+        Trajectory(
+            episode_id=name,
+            group_id=name,
+            task=task,
+            segments=list(_segments(row)),
+            sample=number,
+            row=number,
+            columns=row.columns,
+            decode=decode,
+        )
+        for number, row in enumerate(unit.rows)
+    ]
 
 
 def _segments(row: Row) -> Iterator[Segment]:

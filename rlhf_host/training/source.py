@@ -32,6 +32,8 @@ class Drawn:
     """Phase → seconds."""
     draws: Sequence[tuple[int, str, int, str]] = ()
     """Outcomes of draws, as in ``Collected``."""
+    beside: Mapping[str, Experience] = field(default_factory=dict)
+    """Alias of a plugin → its rows that train beside the batch."""
 
 
 class Source(Protocol):

@@ -57,7 +57,20 @@ def test_no_model(rlhf_here, tmp_path, monkeypatch, words, message):
 def test_a_runs_model_is_asked_as_in_training(rlhf, rlhf_here, small_run, tmp_path):
     run, copy = tmp_path / "run", tmp_path / "copy"
     settings = ("--rollout.max-new-tokens", "5", "--data.system-prompt", "Count.")
-    rlhf.run(*small_run, *settings, "--train.steps", "2", "--actor.lora.rank", "4", "--checkpoint.every", "1", "--run-dir", run)
+    rlhf.run(
+        *small_run,
+        *settings,
+        "--train.steps",
+        "2",
+        "--actor.lora.rank",
+        "4",
+        "--checkpoint.every",
+        "1",
+        "--checkpoint.keep",
+        "2",
+        "--run-dir",
+        run,
+    )
     shutil.copytree(run / "model", copy)
     asked = [talk(run, ["1+1="]), talk(copy, ["1+1="], *settings), talk(run, ["1+1="], "--checkpoint", "last")]
     assert [done.returncode for done in asked] == [0, 0, 0], asked[0].stderr

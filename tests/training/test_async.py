@@ -269,7 +269,7 @@ def values(run):
 def fixed(flags, prompts):
     """A run with updates of its weights, filters that drop, and evaluations."""
     more = ("--async-depth", "2", "--pipeline.schedule", "fixed", "--train.minibatches", "2", "--kl.coef", "0.05")
-    return [*flags, *more, "--with", "dynamic_filtering", "--eval.data", prompts, "--eval.every", "3"]
+    return [*flags, *more, "--checkpoint.keep", "2", "--with", "dynamic_filtering", "--eval.data", prompts, "--eval.every", "3"]
 
 
 def test_a_fixed_schedule_gives_the_same_values_again_also_after_kills(rlhf_process, rlhf, fixed, tmp_path):

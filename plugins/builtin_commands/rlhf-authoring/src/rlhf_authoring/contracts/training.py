@@ -20,6 +20,7 @@ from rlhf_host.internals import (
     ask,
     correction_weights,
     made_rows,
+    no_rows,
     reduced,
 )
 
@@ -98,7 +99,8 @@ def training_batch(subject: Subject, manager: PluginManager, groups: Sequence[Gr
     else:
         apply_rewards(batch, manager)
     for key, extra in manager.each("prepare_batch", experience=batch):
-        batch.extra[manager.by_key[key].alias] = extra
+        batch.extra[manager.by_key[key].alias] = dict(extra)
+    no_rows(batch, manager)
     if batch.advantages is None and "make_rows" not in subject.hooks:
         batch.advantages = torch.where(batch.action_mask, noise(batch, 70), 0.0)
         batch.returns = torch.where(batch.action_mask, noise(batch, 71), 0.0)
