@@ -65,6 +65,7 @@ class Shard:
 
         fields: dict[str, Any] = {**dict.fromkeys((*PASSES, *UPDATES)), **self.fields, **(more.fields if more else {})}
         fields["prompt_ids"] = [list(prompt) for prompt in self.fields["prompt_ids"]]
+        fields["prompts"] = fields["prompts"] or {}
         whole = Batch(**fields).map(tensor)
         whole.completion_mask = mask
         return whole

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlhf_host import LossTerm, Outputs
 from rlhf_host import functional as F
-from rlhf_host.training.reduction import Denominators, token_weights
+from rlhf_host.training.reduction import Denominators, row_weights, token_weights
 
 ORACLES = Path(__file__).resolve().parents[2] / ".oracles"
 # Imported at the top of the oracles' modules, not used by their formulas.
@@ -207,6 +207,7 @@ def trl() -> SimpleNamespace:
         }
         arguments = {"delta": None, "use_bias_correction_kl": False, "steps_per_generation": 1}
         arguments |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+        arguments |= {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
         arguments |= {name: settings.pop(name) for name in list(settings) if name in arguments}
         shape, mask = case.mask.shape, case.mask.double()
         inputs = {
@@ -230,6 +231,7 @@ def trl() -> SimpleNamespace:
                 args=SimpleNamespace(**arguments),
                 _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs, entropy, None),
                 get_off_policy_mask=grpo.GRPOTrainer.get_off_policy_mask,
+                get_gamma_weights=grpo.GRPOTrainer.get_gamma_weights,
                 aux_loss_enabled=False,
                 top_entropy_quantile=1.0,
                 _entropy_bonus_enabled=entropies is not None,
@@ -315,7 +317,10 @@ class Case:
             for term in items_of(logprobs.masked_fill(~self.mask, float("nan"))):
                 if isinstance(term, LossTerm):
                     mask = Denominators.of(batch).mask(term.mask)
-                    counted = token_weights(term.aggregation, mask, batch.group_id, batch.episode_id)
+                    if term.values.dim() == 1:
+                        counted = row_weights(mask, batch.episode_id)
+                    else:
+                        counted = token_weights(term.aggregation, mask, batch.group_id, batch.episode_id)
                     values = term.values if weights is None or not term.corrected else term.values * weights
                     total = total + term.coefficient * (counted * values).sum()
             return total

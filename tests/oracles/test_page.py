@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from rlhf_plugin_distill import Distill, OnPolicyDistill
+from rlhf_plugin_distill import SDPO, Distill, OnPolicyDistill
 from rlhf_plugin_dpo import CDPO, DPO, IPO
+from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, VESPO, GiGPO, MaxRL
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
@@ -38,6 +39,10 @@ PLUGINS = {
     "prm": ProcessRewardModel,
     "distill": Distill,
     "on_policy_distill": OnPolicyDistill,
+    "sdpo": SDPO,
+    "maxrl": MaxRL,
+    "opo": OPO,
+    "gigpo": GiGPO,
     "raft": RAFT,
     "online_dpo": OnlineDPO,
     "tis": TIS,
@@ -75,6 +80,14 @@ def test_every_row_of_differences_names_tests_that_are_there():
     assert [row[0] for row in rows if not re.findall(r"`\w+`", row[-1])] == []
     named = [word for row in rows for word in re.findall(r"`(\w+)`", row[-1])]
     assert [word for word in named if not any(word in name for name in names)] == []
+
+
+@pytest.mark.parametrize(("name", "plugin"), [("gmpo", GMPO), ("luspo", LUSPO), ("vespo", VESPO)])
+def test_the_options_of_an_algorithm_with_a_loss_of_its_own_are_those_of_two_rows(name, plugin):
+    fields = plugin.Options.model_fields
+    told = options()[name] | options()["gmpo`, `luspo`, `vespo"]
+    assert set(told) == set(fields)
+    assert_defaults(told, fields)
 
 
 @pytest.mark.parametrize("name", PLUGINS)

@@ -1,0 +1,10 @@
+"""Relatives of GRPO: other baselines (MaxRL, OPO, GiGPO), and other losses (GMPO, LUSPO, VESPO)."""
+
+from rlhf_plugin_group_methods.gigpo import GiGPO
+from rlhf_plugin_group_methods.gmpo import GMPO
+from rlhf_plugin_group_methods.luspo import LUSPO
+from rlhf_plugin_group_methods.maxrl import MaxRL
+from rlhf_plugin_group_methods.opo import OPO
+from rlhf_plugin_group_methods.vespo import VESPO
+
+__all__ = ["GMPO", "LUSPO", "OPO", "VESPO", "GiGPO", "MaxRL"]
