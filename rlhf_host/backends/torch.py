@@ -1,10 +1,13 @@
-"""The backend ``torch``: AdamW, a schedule with warm-up, gradient clipping, non-finite steps refused."""
+"""The backend ``torch``: an optimizer by name, a schedule with warm-up, gradient clipping, non-finite steps refused."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
 
-from rlhf_host.protocols import Backend, BackendStart, BackendTraits, TrainedModel, TrainingMemory
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlhf_host.errors import UserError
+from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RuntimeStart, TrainedModel, TrainingMemory
 
 BUCKET_BYTES = 2**26
 """Approximate size of the flat pieces in which gradients are summed."""
@@ -16,19 +19,49 @@ class Torch:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-    traits = BackendTraits(state_bytes=12, everywhere=True, saved_bytes=8)  # in float32: the gradient, and two moments of AdamW
+        optimizer: str = Field(
+            "AdamW",
+            description="optimizer of torch.optim, such as SGD or Adafactor, or of bitsandbytes, such as AdamW8bit; Muon is for the"
+            " matrices of blocks, with AdamW for all others",
+        )
+        optimizer_args: list[str] = Field([], description="KEY=VALUE for the optimizer, such as momentum=0.9")
 
     def __init__(self, options: Options):
         self.options = options
+
+    @property
+    def _kept(self) -> float:
+        """Bytes of the optimizer's state per trained number: of AdamW two moments in float32, 0 for what ``check`` refuses."""
+        if self.options.optimizer == "AdamW":
+            return 8
+        from rlhf_host.backends.optimizers import arguments_of, state_bytes
+
+        try:
+            return state_bytes(self.options.optimizer, arguments_of(self.options.optimizer_args))
+        except UserError:
+            return 0
+
+    @property
+    def traits(self) -> BackendTraits:
+        kept = round(self._kept)
+        return BackendTraits(state_bytes=4 + kept, everywhere=True, saved_bytes=kept)  # and the gradient in float32
+
+    def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
+        """Raises ``UserError`` for an optimizer that cannot be made, or that lacks what a role sets."""
+        from rlhf_host.backends.optimizers import check_optimizer
+
+        for need in start.needs.roles:
+            if need.trainable:
+                check_optimizer(self.options.optimizer, self.options.optimizer_args, start.roles[need.name])
 
     savers = ()
 
     def memory(self, model: TrainedModel) -> TrainingMemory:
         gradients = 4 * model.trained
         flat = min(max(BUCKET_BYTES, 4 * model.trained_outside), gradients) if model.processes > 1 else 0
-        return TrainingMemory(weights=model.bytes, gradients=gradients + flat, optimizer=8 * model.trained)
+        return TrainingMemory(weights=model.bytes, gradients=gradients + flat, optimizer=self._kept * model.trained)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.backends.torch_backend import TorchBackend
 
-        return TorchBackend(start)
+        return TorchBackend(start, self.options.optimizer, self.options.optimizer_args)

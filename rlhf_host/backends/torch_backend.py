@@ -1,9 +1,9 @@
-"""AdamW by PyTorch over one process or several, and the learning rate's schedule."""
+"""An optimizer over one process or several, and the learning rate's schedule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf_host.backends.optimizers import ADAMW, MUON, arguments_of, make_optimizer, outside_blocks
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
@@ -58,13 +59,14 @@ class TorchBackend:
 
     exact = True
 
-    def __init__(self, start: BackendStart):
+    def __init__(self, start: BackendStart, optimizer: str = ADAMW, arguments: Sequence[str] = ()):
         self.ranks, self.model, self.role, self.total_updates = start.ranks, start.model, start.role, start.total_updates
         self.updates = 0
         self.lr = start.role.peak_lr
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         groups = decayed_groups(self.parameters, self.role.weight_decay)
-        self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.role.betas, eps=self.role.adam_eps, fused=True)
+        outside = outside_blocks(self.model) if optimizer == MUON else set()
+        self.optimizer = make_optimizer(optimizer, arguments_of(arguments), groups, self.role, self.lr, outside)
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         return compute(*inputs)

@@ -38,7 +38,7 @@ def test_two_ranks_under_ray_train_as_one_process_does_and_resume(rlhf, tiny_mod
     common = ["train", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts, *small, *more]
     common += ["--actor.lr", "1e-3", "--actor.adam-eps", "1e-4", "--kernels", "none", "--checkpoint.every", "2"]
     rlhf.run(*common, "--run-dir", tmp_path / "one")
-    split = ("--deepspeed.zero-stage", "3") if backend == "deepspeed" else ()
+    split = ("--backend.zero-stage", "3") if backend == "deepspeed" else ()
     placed = ("--placement", {"beside": "actor=2", "reference": "actor+reference=2"}.get(case, "actor+teacher=2"))
     rlhf.run(*common, *RAY, "--backend", backend, *split, *placed, "--placement", "rollout=1", "--run-dir", tmp_path / "two")
     rlhf.run("train", "--resume", tmp_path / "two", "--train.steps", "4")
