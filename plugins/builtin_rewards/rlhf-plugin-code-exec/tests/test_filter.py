@@ -12,7 +12,7 @@ from rlhf_plugin_code_exec.jail import filter as jail_filter
 from rlhf_plugin_code_exec.jail import folders, syscalls
 
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"}
-LISTS = ("ALLOWED", "SIGNALS", "NOTHING", "UNSUPPORTED", "FORKS", "MAKES", "REMOVES")
+LISTS = ("ALLOWED", "SIGNALS", "MODES", "MODES_AT", "TIMES", "LOCKS", "UNSUPPORTED", "FORKS", "MAKES", "REMOVES")
 SINGLE = ("CLONE", "MMAP", "OPEN", "OPENAT", "SOCKETPAIR", "PRLIMIT", "FCNTL", "IOCTL", "PRCTL")
 SINCE = {"fchmodat2": 452}
 """Calls that are newer than some headers."""
@@ -31,10 +31,11 @@ def test_numbers_of_system_calls_are_the_kernel_s():
             assert arm.get(name, str(SINCE.get(name))) == on_arm, name
 
 
+@pytest.mark.parametrize("own_files", [False, True])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_s_program_is_whole(machine):
+def test_the_filter_s_program_is_whole(machine, own_files):
     """Every jump lands inside, and every rule ends in an answer."""
-    steps = jail_filter.program(machine, own_signals=False)
+    steps = jail_filter.program(machine, own_signals=False, own_modes=own_files, own_times=own_files)
     assert len(steps) < 4096
     for place, (operation, jump, other, _) in enumerate(steps):
         assert max(jump, other) < 256

@@ -13,15 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlhf_host import Reward, RunContext, ScoreContext, Task, Trajectory, Unjudged, UserError, hookimpl
+from rlhf_host import Reward, RunContext, ScoreContext, Task, Trajectory, Unjudged, hookimpl
 from rlhf_plugin_code_exec.answers import solution_of
-from rlhf_plugin_code_exec.attacks import COUNT
 from rlhf_plugin_code_exec.contained.compare import same_output
+from rlhf_plugin_code_exec.containment import strictest_level
 from rlhf_plugin_code_exec.forms import Programs, Suite, Tests, tests_of
 from rlhf_plugin_code_exec.interpreters import reachable_python
 from rlhf_plugin_code_exec.runner import JailFailed, Level, Limits, Runner
-from rlhf_plugin_code_exec.suites import suite_of
-from rlhf_plugin_code_exec.trials import escapes
 
 log = logging.getLogger(__name__)
 SAID = {"timeouts": "The program took too long.", "wrong": "A test failed.", "errors": "The program failed."}
@@ -29,8 +27,6 @@ SAID = {"timeouts": "The program took too long.", "wrong": "A test failed.", "er
 COUNTED = ("timeouts", "errors", "wrong", "missing_modules")
 MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 MOST_WARNINGS = 20
-_TRIED: dict[str, Level] = {}
-"""Interpreter → level at which no attack got out."""
 
 
 class CodeExec:
@@ -66,38 +62,9 @@ class CodeExec:
 
     async def check(self) -> Level:
         """Tries every attack, once per process, and chooses the strictest level that holds. Raises ``UserError`` if none does."""
-        if (known := _TRIED.get(self.runner.python)) is not None:
-            self._checked, self.runner.level = True, known
-            return known
-        why = ""
-        levels: tuple[Level, ...] = ("A", "B")
-        for level in levels:
-            self.runner.level = level
-            try:
-                harmless = suite_of("", "assert f() == 3")
-                told = await self.runner.tests("def f(): return 3", harmless)
-                if verdict_of(told, harmless).share != 1.0:
-                    raise JailFailed(f"a harmless program does not run: {told['results'][0]}")
-                escaped = await escapes(self.runner)
-            except JailFailed as failure:
-                why = str(failure)
-                continue
-            if escaped:
-                why = f"these programs were not contained: {', '.join(escaped)}"
-                continue
-            self._checked, _TRIED[self.runner.python] = True, level
-            log.warning(
-                "code_exec: %s runs programs, contained at level %s (%d attacks tried)", self.runner.python, level, COUNT
-            )
-            return level
-        if self.options.trust:
-            log.warning("code_exec: programs are NOT contained (trust): %s", why)
-            self._checked, self.runner.level = True, "none"
-            return "none"
-        raise UserError(
-            f"code_exec cannot contain programs on this machine: {why}. It needs Linux with Landlock (5.13 or later) on x86_64 or"
-            " aarch64, and an interpreter that other users can reach (--reward.code_exec.python /usr/bin/python3)"
-        )
+        level = await strictest_level("code_exec", self.runner, trust=self.options.trust)
+        self._checked = True
+        return level
 
     @hookimpl
     async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | Unjudged]:

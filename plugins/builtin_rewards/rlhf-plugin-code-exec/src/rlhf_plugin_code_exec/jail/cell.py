@@ -8,8 +8,9 @@ import signal
 import struct
 from _socket import AF_UNIX, CMSG_LEN, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 from contextlib import suppress
+from dataclasses import dataclass, field
 
-from . import filter, landlock
+from . import filter, landlock, roots
 from .kernel import (
     NEWIPC,
     NEWNET,
@@ -33,6 +34,27 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
 
 
+@dataclass
+class Start:
+    """How a shell's cell starts.
+
+    Args:
+        folder: where.
+        variables: its environment variables, beside the usual ones.
+        root: an empty folder, for a file system of its own.
+        binds: path in this file system → folder, and True if it may write there; without any it has the usual paths.
+    """
+
+    folder: str
+    variables: dict
+    root: str = ""
+    binds: dict = field(default_factory=dict)
+
+    @property
+    def writable(self) -> list:
+        return [inside for inside, (_, writes) in self.binds.items() if writes]
+
+
 class Cell:
     """One contained process.
 
@@ -41,11 +63,19 @@ class Cell:
         user: user of the process, if root starts it.
         ends: its descriptors → ours.
         folder: the working folder, open, and its path.
-        given: files that it may open again by another path, such as ``/dev/stdin``.
+        given: files and folders that it may open, too, such as those of ``/dev/stdin``.
+        start: where and how it starts, if not in ``folder`` with the usual environment.
     """
 
     def __init__(
-        self, job: dict, user: int, argv: list[str], ends: dict[int, int], folder: tuple[int, str], given: tuple[int, ...] = ()
+        self,
+        job: dict,
+        user: int,
+        argv: list[str],
+        ends: dict[int, int],
+        folder: tuple[int, str],
+        given: tuple[int, ...] = (),
+        start: "Start | None" = None,
     ):
         self.folder, path = folder
         self.forked = False
@@ -59,12 +89,22 @@ class Cell:
         try:
             places = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 100) for each in (self.folder, *given)]
             theirs = _arrange(ends, theirs, places[0])
-            _enter(job, user, jail)
+            own = user != os.geteuid()
+            _enter(job, user, jail, start)
+            variables = {"HOME": path, "TMPDIR": path}
+            if start:
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+                free = list(os.sched_getaffinity(0))
+                os.sched_setaffinity(0, [free[(jail + each) % len(free)] for each in range(job["limits"]["cpus"])])
+                os.chdir(start.folder)
+                variables = start.variables
             if job["level"] != "none":
-                landlock.restrict([*job["readable"], *places[1:]], [places[0], "/dev/null"])
-                asking = filter.install(own_signals=job["level"] == "A" or landlock.version() >= 6)
+                own_paths = start.writable if start else []
+                landlock.restrict([*job["readable"], *places[1:]], [places[0], "/dev/null", *own_paths])
+                own_signals = job["level"] == "A" or landlock.version() >= 6
+                asking = filter.install(own_signals, own and start is not None, own and bool(own_paths))
                 theirs.sendmsg([b"."], [(SOL_SOCKET, SCM_RIGHTS, struct.pack("i", asking))])
-            os.execve(argv[0], argv, {**ENVIRONMENT, **ONE_THREAD, "HOME": path, "TMPDIR": path})
+            os.execve(argv[0], argv, {**ENVIRONMENT, **ONE_THREAD, **variables})
         except BaseException as error:
             with suppress(OSError):
                 os.write(STATUS, f"{type(error).__name__}: {error}".encode()[:1000])
@@ -97,7 +137,7 @@ def _arrange(ends: dict[int, int], status: socket, folder: int) -> socket:
     return socket(fileno=STATUS)
 
 
-def _enter(job: dict, user: int, jail: int) -> None:
+def _enter(job: dict, user: int, jail: int, start: "Start | None") -> None:
     """Enters another user, namespaces and limits, then another process, because the first process in a namespace ends it.
     Returns in that process.
     """
@@ -113,6 +153,8 @@ def _enter(job: dict, user: int, jail: int) -> None:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
+        if start and start.binds:
+            roots.enter(start.root, job["readable"], {inside: outside for inside, (outside, _) in start.binds.items()})
     limits = job["limits"]
     for name, value in (
         ("AS", limits["memory"]),

@@ -1,6 +1,7 @@
 """Processes and their use of resources, from ``/proc``."""
 
 import os
+import stat
 
 LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """True if the kernel lists the children of a process, as most do; else all processes are examined."""
@@ -35,6 +36,24 @@ def threads(pids: list[int]) -> int:
 def memory(pids: list[int]) -> int:
     """Returns bytes; shared memory counts once, if the kernel reports it."""
     return sum(map(_memory, pids))
+
+
+def removed_bytes(pids: list[int]) -> int:
+    """Returns the bytes of removed files that these processes hold open."""
+    files = {}
+    for pid in pids:
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        for name in names:
+            try:
+                about = os.stat(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if about.st_nlink == 0 and stat.S_ISREG(about.st_mode):
+                files[about.st_dev, about.st_ino] = about.st_blocks << 9
+    return sum(files.values())
 
 
 def _memory(pid: int) -> int:

@@ -14,23 +14,33 @@ KILL, ALLOW, ASK = 0x80000000, 0x7FFF0000, 0x7FC00000
 SECCOMP = {"x86_64": 317, "aarch64": 277}
 NAMESPACES = NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 O_ACCMODE, O_CREAT, O_TRUNC, O_TMPFILE = 0o3, 0o100, 0o1000, 0o20000000
+SPECIAL_MODES = 0o7000
+"""Files that run as their owner."""
 MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20
 AF_UNIX, SOCK_STREAM, SOCK_TYPES = 1, 1, 0xF
 RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 """ioctls of the other end, and the answer with which the kernel continues the call."""
 
 
-def install(own_signals: bool) -> int:
+def install(own_signals: bool, own_modes: bool = False, own_times: bool = False) -> int:
     """Filters from now on, in this process and everything that it starts. Returns the descriptor at which calls ask."""
-    steps = program(syscalls.MACHINE, own_signals)
+    steps = program(syscalls.MACHINE, own_signals, own_modes, own_times)
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     kept = ctypes.create_string_buffer(code, len(code))
     control(PR_SET_NO_NEW_PRIVS, 1)
     return call(SECCOMP[syscalls.MACHINE], 1, 8, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(kept)))
 
 
-def program(machine: str, own_signals: bool) -> list[tuple[int, int, int, int]]:
-    """Returns the filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer."""
+def program(
+    machine: str, own_signals: bool, own_modes: bool = False, own_times: bool = False
+) -> list[tuple[int, int, int, int]]:
+    """Returns the filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer.
+
+    Args:
+        own_signals: signals are kept inside by other means.
+        own_modes: the user owns no files outside, so modes may be changed.
+        own_times: there are no files outside, either, that all may write: their times could be changed.
+    """
 
     def rules(text: str, *body) -> list:
         return [step for n in syscalls.numbers(text, machine) for step in ((JUMP_EQUAL, 0, len(body), n), *body)]
@@ -40,7 +50,12 @@ def program(machine: str, own_signals: bool) -> list[tuple[int, int, int, int]]:
     steps += [load_number, (JUMP_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]  # the other ABI of x86
     steps += rules(syscalls.ALLOWED + (syscalls.SIGNALS if own_signals else ""), _answer(ALLOW))
     steps += rules(syscalls.FORKS + syscalls.MAKES + syscalls.REMOVES, _answer(ASK))
-    steps += rules(syscalls.NOTHING, _fails(0))
+    if own_modes:
+        for place, calls in ((1, syscalls.MODES), (2, syscalls.MODES_AT)):
+            steps += rules(calls, _argument(place), *_if_any_bit(SPECIAL_MODES, _fails(errno.EPERM)), _answer(ALLOW))
+    else:
+        steps += rules(syscalls.MODES + syscalls.MODES_AT, _fails(0))
+    steps += rules(syscalls.TIMES, _answer(ALLOW) if own_times else _fails(0)) + rules(syscalls.LOCKS, _fails(0))
     steps += rules(syscalls.UNSUPPORTED, _fails(syscalls.NOT_SUPPORTED))
     steps += rules(syscalls.OPEN, *_opening(1)) + rules(syscalls.OPENAT, *_opening(2))
     steps += rules(syscalls.CLONE, _argument(0), *_if_any_bit(NAMESPACES, _fails(errno.EPERM)), _answer(ASK))

@@ -25,6 +25,16 @@ def control(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
 
 
+MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Mounts. Raises ``OSError``."""
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    if LIBC.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]) != 0:
+        raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")
+
+
 def unshare(spaces: int) -> None:
     """Leaves namespaces for new ones. Raises ``OSError``."""
     if LIBC.unshare(spaces) != 0:

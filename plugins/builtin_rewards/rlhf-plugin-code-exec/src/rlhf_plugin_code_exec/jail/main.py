@@ -1,5 +1,5 @@
 """One job: it is read from the standard input, and its result is written to the standard output, both by ``marshal``, because
-importing ``json`` would take a tenth of the time.
+importing ``json`` would take a tenth of the time. A shell is a job that goes on: see ``shell.py``.
 
 Level A: user, pid, mount, network and IPC namespaces of its own for each cell, Landlock, a filter of system calls, and limits.
 Level B, where namespaces are not allowed: the others, with every process that is left over killed by this one, their reaper. At
@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from . import landlock
+from . import landlock, shell
 from .cell import Cell, user_of
 from .folders import Job
 from .kernel import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, control
@@ -114,6 +114,9 @@ def main() -> None:
     place = None
     try:
         place = Job(job["folder"])
+        if "shell" in job:
+            shell.serve(job, place)
+            return
         results = results_of(job, place, started)
     except Exception as error:
         results = [{"why": "jail", "problem": f"{type(error).__name__}: {error}"}]

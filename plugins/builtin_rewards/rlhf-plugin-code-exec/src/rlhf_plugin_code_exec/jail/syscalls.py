@@ -46,11 +46,12 @@ getsockopt:55:209
 SIGNALS = "kill:62:129 tkill:200:130 tgkill:234:131 rt_sigqueueinfo:129:138 rt_tgsigqueueinfo:297:240"
 """Calls that are allowed if namespaces or Landlock keep signals inside."""
 
-NOTHING = """
-chmod:90:- fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 utime:132:- utimes:235:- utimensat:280:88 futimesat:261:-
-flock:73:32 sync:162:81 syncfs:306:267
+MODES, MODES_AT = " chmod:90:- fchmod:91:52 ", " fchmodat:268:53 fchmodat2:452:452 "
+TIMES = " utime:132:- utimes:235:- utimensat:280:88 futimesat:261:- "
+LOCKS = " flock:73:32 sync:162:81 syncfs:306:267 "
+"""Calls that report success and change nothing: honest programs copy files with them, and no filter can check a path. A shell
+whose user owns nothing else may change modes, and times where it sees nothing else that it could write.
 """
-"""Calls that report success and change nothing: honest programs copy files with them, and no filter can check a path."""
 
 UNSUPPORTED = """
 fallocate:285:47
@@ -63,7 +64,7 @@ FORKS = "fork:57:- vfork:58:-"
 MAKES = """
 creat:85:- mkdir:83:- mkdirat:258:34 mknod:133:- mknodat:259:33 link:86:- linkat:265:37 symlink:88:- symlinkat:266:36
 """
-REMOVES = "unlink:87:- unlinkat:263:35 rmdir:84:- rename:82:- renameat:264:38"
+REMOVES = "unlink:87:- unlinkat:263:35 rmdir:84:- rename:82:- renameat:264:38 renameat2:316:276"
 """Calls that are counted."""
 
 CLONE, MMAP, OPEN, OPENAT = "clone:56:220", "mmap:9:222", "open:2:-", "openat:257:56"

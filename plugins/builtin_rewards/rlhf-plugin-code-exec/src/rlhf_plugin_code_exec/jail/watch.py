@@ -10,7 +10,7 @@ from contextlib import suppress
 from . import family
 from .cell import Cell, hear
 from .filter import Asked
-from .folders import entries
+from .folders import entries, used
 from .syscalls import CLONE, FORKS, MMAP, REMOVES, numbers
 
 THREAD = 0x00010000
@@ -33,7 +33,7 @@ class Watch:
     """Watches the cells of a job.
 
     Args:
-        limits: limits of one program, by name.
+        limits: limits of one program, by name; of a shell's command also ``disk``, in bytes, and ``removed``, a number of files.
         cells: the cells; the job ends with the first one.
         pipes: name → descriptor that is read to its end.
         filtered: True if each cell has a filter whose end it sends.
@@ -65,13 +65,14 @@ class Watch:
                 return "ended"
             if left <= 0:
                 return "late"
-            several = any(cell.forked for cell in self.cells)
+            several = any(cell.forked for cell in self.cells) or "disk" in self.limits
             for end, events in self.poll.poll(1000 * min(left, LOOK_S if several else left)):
                 self._handle(end, events)
             if self.code is not None:
                 end_s = min(end_s, time.monotonic() + LINGER_S)
             if several and time.monotonic() >= look:
                 self._look_at_memory()
+                self._look_at_disk()
                 look = time.monotonic() + LOOK_S
             if self.problem:
                 return "jail"
@@ -125,7 +126,7 @@ class Watch:
             error = self._may_start(cell, bool(call.number in self.clone and call.arguments[0] & THREAD))
         elif call.number in self.removes:
             cell.removed += 1
-            error = errno.EDQUOT if cell.removed > REMOVED else 0
+            error = errno.EDQUOT if cell.removed > self.limits.get("removed", REMOVED) else 0
         elif call.number in self.mmap:
             cell.shared += call.arguments[1]
             error = errno.ENOMEM if cell.shared > SHARED else 0
@@ -153,6 +154,12 @@ class Watch:
         for cell in self.cells:
             if cell.forked and family.memory(self._processes(cell)) > self.limits["memory"]:
                 self.excess = "memory"
+
+    def _look_at_disk(self) -> None:
+        if most := self.limits.get("disk"):
+            for cell in self.cells:
+                if used(cell.folder) + family.removed_bytes(self._processes(cell)) > most:
+                    self.excess = "disk"
 
     def _forget(self, end: int) -> None:
         self.poll.unregister(end)

@@ -1,0 +1,6 @@
+"""Episodes in a contained shell, and tasks in directories."""
+
+from rlhf_plugin_shell.agent import ShellAgent
+from rlhf_plugin_shell.harbor import HarborTasks
+
+__all__ = ["HarborTasks", "ShellAgent"]

@@ -1,0 +1,85 @@
+"""Checks tasks in directories: the reward of each one's own solution is 1, and that of no work is less.
+
+    python -m rlhf_plugin_shell.check DIRECTORY [--environment host]
+
+The exit code is 1 if a task fails this, or cannot be played here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Literal
+
+from rlhf_plugin_code_exec.shells import JailFailed, Ran
+
+from rlhf_host import EpisodeFailed, UserError
+from rlhf_plugin_shell.agent import ShellAgent
+from rlhf_plugin_shell.directory import SOLVE, solution_in, work_in
+from rlhf_plugin_shell.harbor import task_folders
+from rlhf_plugin_shell.outputs import told
+from rlhf_plugin_shell.verdicts import Verdict
+
+
+async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plain", "host"]) -> str:
+    """Returns what is wrong with a task, or nothing."""
+    try:
+        work = work_in(folder, environment)
+        files, variables = solution_in(folder)
+    except (ValueError, OSError) as error:
+        return f"not played: {error}"
+
+    async def played(solved: bool) -> tuple[Ran | None, Ran, Verdict]:
+        shell = await agent.opened(work)
+        try:
+            solving = None
+            if solved:
+                await shell.put(files, "solution")
+                seconds = work.seconds or 600.0
+                own = {**work.variables, **variables}
+                solving = await shell.run(f'"$SOLUTION_DIR/{SOLVE}"', seconds, sees=("solution",), variables=own)
+            return (solving, *await agent.judged(shell, work))
+        finally:
+            await shell.close()
+
+    try:
+        solving, tests, solved = await played(True)
+        _, _, idle = await played(False)
+    except (EpisodeFailed, JailFailed) as failure:
+        return f"not played: {failure}"
+    if solved.reward != 1.0:
+        lines = [f"its solution gets {solved.reward:g}" + (f": {solved.problem}" if solved.problem else "")]
+        lines += [f"solution: {told(solving, 0, 600)}"] if solving else []
+        return "\n".join([*lines, f"tests: {told(tests, 0, 600)}"])
+    if idle.reward >= 1.0:
+        return f"no work gets {idle.reward:g}"
+    return ""
+
+
+async def check(path: str, environment: Literal["plain", "host"], agent: ShellAgent) -> int:
+    """Checks all tasks, and prints a line for each. Returns how many fail. Raises ``UserError``."""
+    failed = 0
+    for folder in task_folders(path, "DIRECTORY"):
+        problem = await problem_of(agent, folder, environment)
+        print(f"{folder.name}: {problem or 'good'}")
+        failed += bool(problem)
+    return failed
+
+
+def main() -> None:
+    about = argparse.ArgumentParser(prog="python -m rlhf_plugin_shell.check", description="Checks tasks in Harbor's format.")
+    about.add_argument("directory")
+    about.add_argument("--environment", choices=["plain", "host"], default="plain")
+    given = about.parse_args()
+    options = ShellAgent.Options(tests_timeout_s=600.0, setup_timeout_s=600.0)
+    try:
+        sys.exit(1 if asyncio.run(check(given.directory, given.environment, ShellAgent(options))) else 0)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

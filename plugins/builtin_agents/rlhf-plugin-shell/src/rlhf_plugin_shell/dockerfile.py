@@ -1,0 +1,126 @@
+"""Dockerfiles of tasks, as far as a shell without Docker can do what they say."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "CMD", "EXPOSE")
+"""Instructions that change nothing of what a task's commands find: its container is started with another command."""
+PLAIN = re.compile(r"(?:docker\.io/)?(?:library/)?(?:ubuntu|debian|bash|buildpack-deps)(?:[:@].*)?$")
+"""Base images with what a Linux machine has anyway."""
+RESERVED = ("usr", "bin", "lib", "lib64", "sbin", "etc", "dev", "proc", "sys", "tmp", "tests", "logs", "solution")
+
+
+class Unsupported(ValueError):
+    """Something in a task that cannot be done here."""
+
+
+@dataclass(slots=True)
+class Built:
+    """What a Dockerfile builds."""
+
+    image: str = ""
+    folder: str = ""
+    """The last WORKDIR."""
+    variables: dict[str, str] = field(default_factory=dict)
+    copies: list[tuple[list[str], str]] = field(default_factory=list)
+    """Sources below the folder of the Dockerfile, and an absolute path."""
+    commands: list[str] = field(default_factory=list)
+    """RUN lines, each where and with what it is run."""
+
+    @property
+    def is_plain(self) -> bool:
+        return bool(PLAIN.match(self.image))
+
+
+def read_dockerfile(text: str) -> Built:
+    """Reads a Dockerfile. Raises ``Unsupported`` with the instruction that is not supported."""
+    built = Built()
+    folder = "/"
+    for name, rest in _instructions(text):
+        match name:
+            case "FROM":
+                words = rest.split()
+                if built.image or len(words) not in (1, 3) or words[0].startswith("--"):
+                    raise Unsupported(f"Dockerfile: FROM {rest}: only one image, without flags")
+                built.image = words[0]
+            case "WORKDIR":
+                folder = posixpath.normpath(posixpath.join(folder, _expanded(rest, built.variables)))
+                built.folder = folder
+            case "ENV":
+                built.variables |= _variables(rest, built.variables)
+            case "COPY":
+                *sources, target = _words(rest)
+                if not sources or any(word.startswith("--") for word in sources):
+                    raise Unsupported(f"Dockerfile: COPY {rest}: only sources and a target, without flags")
+                ends = "/" if target.endswith(("/", ".")) or len(sources) > 1 else ""
+                built.copies.append((sources, posixpath.normpath(posixpath.join(folder, target)) + ends))
+            case "RUN":
+                if rest.startswith(("--", "[", "<<")):
+                    raise Unsupported(f"Dockerfile: RUN {rest}: only a command as a text")
+                exports = "".join(f"export {key}={shlex.quote(value)}; " for key, value in built.variables.items())
+                built.commands.append(f"(cd -- {shlex.quote(folder)} && {exports}{rest}\n)")
+            case "USER" if rest.strip() in ("root", "0"):
+                pass
+            case _ if name in WITHOUT_EFFECT:
+                pass
+            case _:
+                raise Unsupported(f"Dockerfile: {name} {rest}".strip())
+    if not built.image:
+        raise Unsupported("Dockerfile: it has no FROM")
+    return built
+
+
+def check_folder(folder: str) -> None:
+    """Raises ``Unsupported`` for a working folder that cannot be one here."""
+    if not folder or folder == "/" or folder.split("/")[1] in RESERVED:
+        where = folder or "none"
+        raise Unsupported(
+            f"the working folder is {where}; it is a path of its own, such as /app (WORKDIR, or environment.workdir)"
+        )
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
+    lines = iter(text.splitlines())
+    for line in lines:
+        whole = line.strip()
+        if not whole or whole.startswith("#"):
+            continue
+        while whole.endswith("\\"):
+            following = next((each for each in lines if not each.strip().startswith("#")), "")
+            whole = f"{whole[:-1]}{following.strip() if not following.strip() else following.rstrip()}"
+        name, _, rest = whole.partition(" ")
+        yield name.upper(), rest.strip()
+
+
+def _words(rest: str) -> list[str]:
+    try:
+        return [str(word) for word in json.loads(rest)] if rest.startswith("[") else shlex.split(rest)
+    except ValueError as error:
+        raise Unsupported(f"Dockerfile: {rest}: {error}") from error
+
+
+def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:
+    words = _words(rest)
+    if "=" not in words[0]:  # the old form: one variable and the rest of the line
+        name, _, value = rest.partition(" ")
+        return {name: _expanded(value.strip(), known)}
+    if not all("=" in word for word in words):
+        raise Unsupported(f"Dockerfile: ENV {rest}")
+    pairs = (word.partition("=") for word in words)
+    return {name: _expanded(value, known) for name, _, value in pairs}
+
+
+def _expanded(text: str, known: dict[str, str]) -> str:
+    if "$" not in text:
+        return text
+    for name, value in known.items():
+        text = text.replace(f"${{{name}}}", value).replace(f"${name}", value)
+    if "$" in text:
+        raise Unsupported(f"Dockerfile: {text}: a variable that no ENV sets")
+    return text

@@ -1,0 +1,84 @@
+"""What an episode works on: files, scripts and limits, from columns of a row or from a directory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_plugin_code_exec.shells import File
+
+from rlhf_host import Task
+
+COLUMNS = ("files", "setup", "tests")
+DIRECTORY = "harbor"
+"""The column of tasks in directories."""
+HOME = "/work"
+"""Path of the working folder, where a shell has a file system of its own."""
+TESTS = "test.sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Files and scripts of an episode, with their limits."""
+
+    files: Mapping[str, File] = field(default_factory=dict)
+    """Path below the working folder → file."""
+    setup: str = ""
+    tests: Mapping[str, File] = field(default_factory=dict)
+    """Files of tests; ``test.sh`` is run. Commands of the policy never see them."""
+    folder: str = HOME
+    fixed: bool = False
+    """True if scripts need the paths ``folder``, ``/tests`` and ``/logs``."""
+    only_reported: bool = False
+    """True if the reward is what tests write; else, without a report, their exit code decides."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    tests_variables: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = None
+    """Seconds for all of the policy's work."""
+    tests_s: float | None = None
+    setup_s: float | None = None
+    cpus: float | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+
+
+def work_of(task: Task) -> Work:
+    """Returns the work of a task. Raises ``ValueError`` for one that cannot be read, with the reason."""
+    metadata = task.metadata
+    if DIRECTORY in metadata:
+        if also := [name for name in COLUMNS if name in metadata]:
+            raise ValueError(f"a task in a directory has its own {also[0]}")
+        from rlhf_plugin_shell.directory import read_directory
+
+        return read_directory(metadata[DIRECTORY])
+    setup, tests = metadata.get("setup") or "", metadata.get("tests") or ""
+    for name, text in (("setup", setup), ("tests", tests)):
+        if not isinstance(text, str):
+            raise ValueError(f"{name} is a {type(text).__name__}; give a command or a script, as a text")
+    return Work(_files(metadata.get("files")), setup, {TESTS: File(tests.encode(), True)} if tests.strip() else {})
+
+
+def _files(given: Any) -> dict[str, File]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f'files is a {type(given).__name__}; give an object: {{"NAME": "TEXT"}}')
+    return {name: File(_content(name, value)) for name, value in given.items() if value is not None}
+
+
+def _content(name: Any, value: Any) -> bytes:
+    if not isinstance(name, str) or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError(f"files: {name!r} is no path below the working folder, such as src/main.py")
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"base64"}:
+        try:
+            return base64.b64decode(str(value["base64"]), validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"files: {name}: {error}") from error
+    raise ValueError(f'files: {name} is a {type(value).__name__}; give a text, or {{"base64": ...}}')

@@ -1,0 +1,332 @@
+"""Contained shells: what their commands have in common, and what they cannot do; at both levels."""
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rlhf_plugin_code_exec import attacks, trials
+from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec.shells import File, JailFailed, Shell, ShellLimits
+
+SMALL = ShellLimits(memory=256 << 20, processes=12, file=8 << 20, files=60, disk=24 << 20, output=1 << 20)
+LEVELS = [("A", "/app"), ("B", "")]
+
+
+@pytest.fixture(params=LEVELS, ids=["A", "B"])
+def session(request, place):
+    """Plays with a shell: ``session(work)``, where ``work`` is a coroutine function of the shell. Nothing of it may be left."""
+    level, work = request.param
+
+    def play(working, limits=SMALL):
+        async def played():
+            shell = Shell(reachable_python(), limits, level, work)
+            try:
+                await shell.open()
+                return await working(shell)
+            finally:
+                await shell.close()
+
+        try:
+            return asyncio.run(played())
+        except JailFailed as failure:
+            if level == "A":
+                pytest.skip(f"this machine has no level A: {failure}")
+            raise
+
+    yield play
+    assert os.listdir(place) == []
+    assert inside(place) == []
+
+
+def inside(place):
+    """Processes that work in folders of shells."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and os.readlink(process / "cwd").startswith(f"{place}/"):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def outputs(session, *commands, seconds=10.0, limits=SMALL):
+    async def work(shell):
+        return [await shell.run(command, seconds) for command in commands]
+
+    return session(work, limits)
+
+
+def test_commands_have_files_folder_variables_and_functions_in_common(session):
+    told = outputs(
+        session,
+        "mkdir d; cd d; export X='a  b'; f() { echo f:$1; }; plain=1",
+        'pwd; echo "$X"; f 2; echo "[$plain]$#"; exit 5',
+        "cd ..; cat <<< in; false",
+        "pwd; echo x > d/y; ls",
+    )
+    assert [each.code for each in told] == [0, 5, 1, 0]
+    first, second = told[1].output.splitlines()[0], told[3].output.splitlines()[0]
+    assert first == f"{second}/d"
+    assert told[1].output.splitlines()[1:] == ["a  b", "f:2", "[]0"]
+    assert told[3].output.splitlines()[1:] == ["d"]
+
+
+def test_what_people_do_in_a_shell(session):
+    told = outputs(
+        session,
+        "mv a.txt b; sed -i s/hi/ho/ b; cat b",
+        "yes | head -2; cat <(echo sub); awk 'BEGIN{print 2}'; python3 -c 'print(1+1)'",
+        "printf 'one\\ntwo\\n' | sort -r | tee out | wc -l; rm out; mktemp >/dev/null && echo made",
+        "timeout 0.2 sleep 5; echo $?; (exit 3) || echo $?",
+        "echo )",
+    )
+    assert told[0].code == 1, "there is no a.txt"
+    assert told[1].output == "y\ny\nsub\n2\n2\n"
+    assert told[2].output == "2\nmade\n"
+    assert told[3].output == "124\n3\n"
+    assert told[4].code == 2
+    assert "syntax error" in told[4].output
+    assert "line 1" in told[4].output
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only a user of its own may change modes")
+def test_modes_and_times_of_its_own_files_can_be_changed(session):
+    told = outputs(
+        session,
+        "printf '#!/bin/sh\\necho ran\\n' > x; chmod +x x; ./x; touch -d 2001-01-01 x; stat -c %y x | head -c 4; pwd",
+        "chmod u+s x || echo refused; chmod 700 /usr/bin || echo refused; touch /etc/passwd || echo refused",
+    )
+    ran, year = told[0].output.splitlines()
+    assert ran == "ran"
+    assert year.startswith("2001") == (year[4:] == "/app"), "elsewhere it could change times of files that all may write"
+    assert told[1].output.count("Operation not permitted\nrefused\n") == 2
+
+
+def test_files_are_there_before_and_hidden_ones_only_where_asked_for(session):
+    async def work(shell):
+        await shell.put({"src/a.sh": File(b"echo ran", True), "b": File(b"\xff\x00")})
+        before = await shell.run("./src/a.sh; wc -c < b; ls .. / /tests $TESTS_DIR; cat ../../tests/test.sh", 5)
+        await shell.put({"test.sh": File(b"echo secret; echo 1 > $LOGS_DIR/v/reward.txt", True), "more/x": File(b"x")}, "tests")
+        unseen = await shell.run("cat /tests/test.sh ../../tests/test.sh; ls $TESTS_DIR/", 5)
+        await shell.run("mkdir -p ../logs/v; echo 9 > ../logs/v/reward.txt; ln -s /etc/passwd ../logs/v/link", 5)
+        await shell.logs(["v"])
+        seen = await shell.run("cat $TESTS_DIR/more/x; bash $TESTS_DIR/test.sh", 5, fresh=True, sees=("tests", "logs"))
+        write = await shell.run("echo x > $TESTS_DIR/test.sh || echo x > $TESTS_DIR/new", 5, sees=("tests",))
+        return before, unseen, seen, await shell.read("logs/v/reward.txt"), write, await shell.read("logs/v/link")
+
+    before, unseen, seen, reward, write, link = session(work)
+    assert "ran\n2\n" in before.output
+    assert "secret" not in before.output + unseen.output
+    assert "test.sh" not in unseen.output.replace("tests/test.sh", "")
+    assert seen.output == "xsecret\n"
+    assert reward == b"1\n"
+    assert link is None
+    assert write.code == 1
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "", "a/./b", "a\0b"])
+def test_names_of_files_that_leave_the_folder(name):
+    with pytest.raises(ValueError, match="cannot be made: give a path below the folder"):
+        asyncio.run(Shell("python", SMALL, "B").put({name: File(b"")}))
+
+
+MANY = """
+import os
+for number in range(10**6):
+    try: os.mkdir(str(number))
+    except OSError: pass
+"""
+ENDLESS = {
+    "sleeps": ("sleep 1000", "late"),
+    "loops": ("while :; do :; done", "late"),
+    "waits for input": ("read x; cat; sleep 1000", "late"),
+    "stops itself": ("kill -STOP $$ $BASHPID; (kill -STOP $BASHPID); sleep 1000", "late"),
+    "hides from its session": ("setsid sleep 1000 & disown; nohup setsid sleep 1000 & wait", "late"),
+    "ignores signals": ("trap '' TERM INT HUP; (trap '' TERM; sleep 1000)", "late"),
+    "writes without end": ("cat /dev/zero", "output"),
+    "writes lines without end": ("yes", "output"),
+    "fills the disk with a file": (
+        "cat /dev/zero > big; cat /dev/zero > big2; cat /dev/zero > b3; cat /dev/zero > b4; sleep 9",
+        "disk",
+    ),
+    "fills the disk with files that it removes": (
+        'for i in 3 4 5 6 7 8; do eval "exec $i>f$i"; rm f$i; head -c 8000000 /dev/zero >&$i; done; sleep 9',
+        "disk",
+    ),
+    "fills memory": (
+        "for i in 1 2 3 4; do python3 -c 'x = bytearray(150 << 20); import time; time.sleep(9)' & done; wait",
+        "memory",
+    ),
+    "asks for what is refused": (f"python3 -c {shlex.quote(MANY)}", "refused"),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_endless_commands_are_ended_and_the_next_works(name, session):
+    command, why = ENDLESS[name]
+    first, second = outputs(session, command, "echo alive", seconds=2.0)
+    assert first.why == why
+    assert first.code is None
+    assert len(first.output) <= SMALL.output + (1 << 16)
+    assert (second.why, second.output) == ("ended", "alive\n") or why == "disk"
+
+
+def test_a_fork_bomb(session):
+    first, second = outputs(
+        session, ":(){ :|:& };:; sleep 1; echo over", "ls /proc | grep -c '^[0-9]*$' >/dev/null; echo alive", seconds=4
+    )
+    assert first.why in ("ended", "late", "refused")
+    assert second.output.endswith("alive\n")
+
+
+def test_nothing_goes_on_behind_a_command(session):
+    async def work(shell):
+        started = time.monotonic()
+        told = await shell.run("(sleep 0.7; echo late > file) & setsid sh -c 'sleep 0.7; echo late > file2' & echo started", 5)
+        brief = time.monotonic() - started
+        await asyncio.sleep(1)
+        return told, brief, await shell.run("ls", 5)
+
+    told, brief, after = session(work)
+    assert told.output == "started\n"
+    assert brief < 3
+    assert after.output == ""
+
+
+def test_commands_that_destroy_their_shell(session):
+    told = outputs(
+        session,
+        "export KEPT=1",
+        "kill -9 $PPID; kill -9 -1; kill -9 $$; echo here",
+        "exec 0<&- 1>&- 2>&- 58>&-",
+        "for end in /proc/self/fd/*; do echo 'export KEPT=2' > $end; done; exec sleep 0",
+        "chmod 000 ~ . $TMPDIR; rm -rf ~ ../work . $TMPDIR; ln -s / ../tmp; cd /; exec 58>/dev/null",
+        "chmod 000 ~ .. $TMPDIR",
+        "echo $KEPT; pwd",
+    )
+    assert told[-1].code == 0
+    assert told[-1].output.splitlines()[0] in ("1", "2"), "the shell's own variables are its own"
+
+
+def test_binary_output_and_a_long_state(session):
+    told = outputs(
+        session,
+        "head -c 3000 /dev/urandom; printf '\\xff\\x00'",
+        "export BIG=$(head -c 150000 /dev/zero | tr '\\0' x)",
+        "echo ${#BIG}",
+    )
+    assert "\ufffd" in told[0].output
+    assert told[1].lost
+    assert told[2].output == "0\n"
+
+
+def test_python_s_attacks_do_not_get_out_of_a_shell(session):
+    """The same attacks that are tried on the reward, with what a shell allows."""
+    with trials.outside() as outside:
+        before = outside.state()
+        tries = outside.filled(attacks.TRIES | attacks.QUIET)
+        allowed = {
+            "reads the tests",
+            "writes its own code",
+            "writes into /tmp",
+            "lists the folders of programs",
+            "changes its owner",
+        }
+        allowed |= {"makes a larger pipe", "writes its input"}
+        code = attacks.trying({name: each for name, each in tries.items() if name not in (*attacks.QUIET, *allowed)})
+        quiet = attacks.trying({name: tries[name] for name in attacks.QUIET})
+
+        async def work(shell):
+            await shell.put(
+                {
+                    "attack.py": File(f"{code}\nprint(f(), flush=True)\nos._exit(1)".encode()),
+                    "quiet.py": File(f"{quiet}\nf()".encode()),
+                }
+            )
+            return await shell.run("python3 attack.py; python3 quiet.py", 20)
+
+        told = session(work)
+        assert set(told.output.split()) == {"None"}, "twice: a child that is refused goes on as its parent does"
+        assert outside.state() == before
+
+
+def test_links_lead_nowhere(session):
+    secret = Path("/etc/hostname")
+    told = outputs(
+        session,
+        f"ln -s {secret} a; cat a; ln -s / r; ls r/; ln -s /tmp t; echo x > t/rlhf-escaped-link; ln {secret} h; cat h",
+        "rm -f a r t h; echo kept",
+    )
+    assert secret.read_text().strip() not in told[0].output
+    assert not Path("/tmp/rlhf-escaped-link").exists()
+    assert told[1].output == "kept\n"
+
+
+RUN = """
+import asyncio, sys
+from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec.shells import Shell, ShellLimits
+async def main():
+    shell = Shell(reachable_python(), ShellLimits(), sys.argv[1])
+    await shell.open()
+    await shell.run("setsid sleep 300 & sleep 300", 300)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("level", ["A", "B"])
+def test_a_run_that_is_killed_takes_its_shells_with_it(level, place):
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, level], env={**os.environ, "TMPDIR": str(place)}, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 20
+    try:
+        while len(inside(place)) < 2 and run.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        run.send_signal(signal.SIGKILL)
+        run.wait(30)
+    finally:
+        run.kill()
+    while inside(place) or any(os.listdir(folder) for folder in place.iterdir()):
+        assert time.monotonic() < until + 10
+        time.sleep(0.05)
+
+
+def test_a_shell_that_is_closed_or_cancelled_amid_a_command(place):
+    async def work():
+        shell = Shell(reachable_python(), SMALL, "B")
+        await shell.open()
+        job = asyncio.create_task(shell.run("sleep 100", 100))
+        await asyncio.sleep(0.5)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        with pytest.raises(JailFailed, match="the shell is closed"):
+            await shell.run("echo", 1)
+        await shell.close()
+
+    asyncio.run(work())
+    assert os.listdir(place) == []
+    assert inside(place) == []
+
+
+def test_a_path_of_its_own_needs_its_own_file_system_and_none_of_the_system_s(place):
+    async def opened(level, work):
+        shell = Shell(reachable_python(), SMALL, level, work)
+        try:
+            await shell.open()
+            return await shell.run(f"echo {shlex.quote(work)}", 2)
+        finally:
+            await shell.close()
+
+    with pytest.raises(JailFailed, match="paths such as /app need a file system of their own"):
+        asyncio.run(opened("B", "/app"))
+    with pytest.raises(JailFailed, match="/usr"):
+        asyncio.run(opened("A", "/usr/bin"))
