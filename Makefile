@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -123,6 +123,16 @@ setup-nemo-gym: build/nemo-gym/bin/python ## make build/nemo-gym, an environment
 
 test-nemo-gym: setup build/nemo-gym/bin/python ## train on example_multi_step of the real NeMo Gym
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_nemo_gym.py
+
+# Harbor wants Python 3.12, too.
+build/harbor/bin/python: | $(STAMP)
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	rm -rf build/harbor && build/uv/bin/uv venv --quiet --python 3.12 build/harbor
+	build/uv/bin/uv pip install --quiet --python build/harbor harbor==0.26.0 || { rm -rf build/harbor; exit 1; }
+
+test-harbor: setup build/harbor/bin/python ## play a task that the real harbor made, and compare its fields with those read here
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_harbor.py
 
 # In an environment of its own: it wants other versions of what it shares with the host.
 build/cluster-tools/bin/python:

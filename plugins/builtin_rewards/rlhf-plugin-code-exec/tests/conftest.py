@@ -1,15 +1,19 @@
 """Judges of answers in these tests."""
 
 import asyncio
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import rlhf_plugin_code_exec
 from rlhf_plugin_code_exec import CodeExec
 from rlhf_plugin_code_exec.runner import JailFailed
 
+import rlhf_host
 from rlhf_host import Segment, Task, Trajectory
 
 collect_ignore_glob = [] if sys.platform == "linux" else ["test_*.py"]  # contained by system calls of Linux
@@ -72,3 +76,26 @@ def place(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def packages():
+    """A ``PYTHONPATH`` with the host, this plugin and what they need."""
+    ours = [str(Path(module.__file__).parents[1]) for module in (rlhf_host, rlhf_plugin_code_exec)]
+    return os.pathsep.join([*ours, *(path for path in sys.path if path.endswith("-packages"))])
+
+
+@pytest.fixture(scope="session")
+def anyone_s_python(packages):
+    """An interpreter of this version that users reach, and that has what the host needs."""
+    nobody = 65534
+    python = shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin")
+    version = "import sys, pydantic; print(*sys.version_info[:2])"
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": packages}
+    demoted = {"user": nobody, "group": nobody, "extra_groups": []}
+    told = (
+        python and subprocess.run([python, "-c", version], capture_output=True, text=True, env=env, cwd="/", **demoted).stdout
+    )
+    if told != f"{sys.version_info[0]} {sys.version_info[1]}\n":
+        pytest.skip("needs an interpreter of this version, and this environment, that other users can reach")
+    return python

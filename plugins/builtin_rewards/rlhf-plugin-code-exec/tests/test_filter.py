@@ -31,11 +31,11 @@ def test_numbers_of_system_calls_are_the_kernel_s():
             assert arm.get(name, str(SINCE.get(name))) == on_arm, name
 
 
-@pytest.mark.parametrize("own_files", [False, True])
+@pytest.mark.parametrize("own_signals", [False, True])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_filter_s_program_is_whole(machine, own_files):
+def test_the_filter_s_program_is_whole(machine, own_signals):
     """Every jump lands inside, and every rule ends in an answer."""
-    steps = jail_filter.program(machine, own_signals=False, own_modes=own_files, own_times=own_files)
+    steps = jail_filter.program(machine, jail_filter.Rules(own_signals, *[not own_signals] * 4))
     assert len(steps) < 4096
     for place, (operation, jump, other, _) in enumerate(steps):
         assert max(jump, other) < 256
@@ -48,7 +48,7 @@ import ctypes, errno, fcntl, os, resource, socket, sys
 sys.path.append({folder!r})
 from jail import filter
 library = ctypes.CDLL(None, use_errno=True)
-filter.install(own_signals=True)
+filter.install(filter.Rules(own_signals=True))
 answers = []
 for attempt in {attempts}:
     try:

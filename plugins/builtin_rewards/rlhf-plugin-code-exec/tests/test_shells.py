@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from rlhf_plugin_code_exec import attacks, trials
 from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec.shell_trials import shell_escapes
 from rlhf_plugin_code_exec.shells import File, JailFailed, Shell, ShellLimits
 
+NOBODY = 65534
 SMALL = ShellLimits(memory=256 << 20, processes=12, file=8 << 20, files=60, disk=24 << 20, output=1 << 20)
 LEVELS = [("A", "/app"), ("B", "")]
 
@@ -164,7 +165,7 @@ ENDLESS = {
         "for i in 1 2 3 4; do python3 -c 'x = bytearray(150 << 20); import time; time.sleep(9)' & done; wait",
         "memory",
     ),
-    "asks for what is refused": (f"python3 -c {shlex.quote(MANY)}", "refused"),
+    "makes files without end": (f"python3 -c {shlex.quote(MANY)}", "files"),
 }
 
 
@@ -175,14 +176,25 @@ def test_endless_commands_are_ended_and_the_next_works(name, session):
     assert first.why == why
     assert first.code is None
     assert len(first.output) <= SMALL.output + (1 << 16)
-    assert (second.why, second.output) == ("ended", "alive\n") or why == "disk"
+    assert (second.why, second.output) == ("ended", "alive\n") or why in ("disk", "files")
+
+
+def test_who_has_too_many_files_may_remove_some_and_add_none(session):
+    many = "for i in $(seq 80); do : > f$i; done; sleep 1"
+    told = outputs(session, many, "rm f?; ls | wc -l", "ls | wc -l", many, "rm -f f*; ls | wc -l; : > new; ls", seconds=3)
+    assert [each.why for each in told] == ["files", "ended", "ended", "files", "ended"]
+    assert told[-1].output == "0\nnew\n"
+
+
+def test_the_time_of_a_command_begins_with_it(session):
+    assert outputs(session, "echo here", seconds=0.001)[0].why in ("ended", "late")
 
 
 def test_a_fork_bomb(session):
     first, second = outputs(
         session, ":(){ :|:& };:; sleep 1; echo over", "ls /proc | grep -c '^[0-9]*$' >/dev/null; echo alive", seconds=4
     )
-    assert first.why in ("ended", "late", "refused")
+    assert first.why in ("ended", "late", "memory")
     assert second.output.endswith("alive\n")
 
 
@@ -227,34 +239,60 @@ def test_binary_output_and_a_long_state(session):
     assert told[2].output == "0\n"
 
 
-def test_python_s_attacks_do_not_get_out_of_a_shell(session):
-    """The same attacks that are tried on the reward, with what a shell allows."""
-    with trials.outside() as outside:
-        before = outside.state()
-        tries = outside.filled(attacks.TRIES | attacks.QUIET)
-        allowed = {
-            "reads the tests",
-            "writes its own code",
-            "writes into /tmp",
-            "lists the folders of programs",
-            "changes its owner",
-        }
-        allowed |= {"makes a larger pipe", "writes its input"}
-        code = attacks.trying({name: each for name, each in tries.items() if name not in (*attacks.QUIET, *allowed)})
-        quiet = attacks.trying({name: tries[name] for name in attacks.QUIET})
+@pytest.mark.parametrize(("level", "work"), LEVELS)
+def test_no_attack_gets_out_of_a_shell(level, work, place, at_level):
+    assert at_level(level, shell_escapes(reachable_python(), level, work)) == []
+    assert os.listdir(place) == []
 
-        async def work(shell):
-            await shell.put(
-                {
-                    "attack.py": File(f"{code}\nprint(f(), flush=True)\nos._exit(1)".encode()),
-                    "quiet.py": File(f"{quiet}\nf()".encode()),
-                }
-            )
-            return await shell.run("python3 attack.py; python3 quiet.py", 20)
 
-        told = session(work)
-        assert set(told.output.split()) == {"None"}, "twice: a child that is refused goes on as its parent does"
-        assert outside.state() == before
+def test_uncontained_the_same_attacks_succeed():
+    """So a trial that finds nothing has looked."""
+    found = asyncio.run(shell_escapes(reachable_python(), "none"))
+    assert any("forks 300 times" in each for each in found)
+    assert any("a change outside: written" in each for each in found)
+
+
+AS_NOBODY = """
+import asyncio, os
+os.setgroups([])
+os.setresgid({user}, {user}, {user})
+os.setresuid({user}, {user}, {user})
+from rlhf_plugin_code_exec.runner import JailFailed
+from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shells import Shell, ShellLimits
+async def main():
+    print(await shell_escapes({python!r}, {level!r}, {work!r}))
+    shell = Shell({python!r}, ShellLimits(processes=20), {level!r}, {work!r})
+    await shell.open()
+    for command in ("echo x > a; (echo b | tee c) >> a; sort a | tr '\\n' ' '", "rm -rf ~ 2>&-; cd /", "cd; pwd > f; cat f | wc -l"):
+        print((await shell.run(command, 5)).output.strip())
+    print((await shell.run(":(){{ :|:& }};:; sleep 0.5", 3)).why)
+    await shell.close()
+try:
+    asyncio.run(main())
+except JailFailed as failure:
+    print("no level", failure)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the other tests are those of a user")
+@pytest.mark.parametrize(("level", "work"), LEVELS)
+def test_shells_of_a_user_that_is_not_root(level, work, place, anyone_s_python, packages):
+    place.chmod(0o777)
+    code = AS_NOBODY.format(user=NOBODY, level=level, work=work, python=anyone_s_python)
+    env = {"PATH": "/usr/bin:/bin", "TMPDIR": str(place), "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1"}
+    out = subprocess.run([anyone_s_python, "-c", code], capture_output=True, text=True, env=env, cwd=place, timeout=120)
+    if out.stdout.startswith("no level"):
+        pytest.skip(out.stdout)
+    assert out.stdout.splitlines()[:4] == ["[]", "b x", "", "1"], out.stdout + out.stderr
+    assert os.listdir(place) == []
+    assert inside(place) == []
+
+
+def test_forks_are_not_interrupted_by_children_that_end(session):
+    script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i | cat > f$i; done; ls f* | wc -l"
+    assert [each.output for each in outputs(session, *[f"dash -c '{script}'"] * 5)] == ["12\n"] * 5
 
 
 def test_links_lead_nowhere(session):
@@ -272,6 +310,7 @@ def test_links_lead_nowhere(session):
 RUN = """
 import asyncio, sys
 from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec.shell_trials import shell_escapes
 from rlhf_plugin_code_exec.shells import Shell, ShellLimits
 async def main():
     shell = Shell(reachable_python(), ShellLimits(), sys.argv[1])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from rlhf_plugin_code_exec.containment import Level, contained_level
+from rlhf_plugin_code_exec.containment import Level, shell_level
 from rlhf_plugin_code_exec.interpreters import reachable_python
 from rlhf_plugin_code_exec.shells import JailFailed, Ran, Shell, ShellLimits, limits_within
 
@@ -99,7 +99,7 @@ class ShellAgent:
 
     async def level(self) -> Level:
         """Returns the level at which commands are contained. Raises ``UserError`` if this machine has none."""
-        self._level = self._level or await contained_level("shell", self.python, trust=self.options.trust)
+        self._level = self._level or await shell_level("shell", self.python, trust=self.options.trust)
         return self._level
 
     @hookimpl

@@ -100,7 +100,7 @@ def read_settings(folder: Path, environment: Place) -> dict[str, Any]:
     if not re.match(r"1(\.|$)", version):
         raise Unsupported(f"task.toml: schema_version {version}; 1 is known")
     for name, value in settings.items():
-        if name not in TOP:
+        if name not in TOP and value not in (None, [], {}):
             raise Unsupported(f"task.toml: {name}")
         if name in USED:
             if not isinstance(value, dict):
@@ -120,14 +120,10 @@ def _check_values(settings: Mapping[str, Any], environment: Place) -> None:
         raise Unsupported(f"task.toml: environment.os {own['os']}")
     if verifier.get("environment_mode", "shared") != "shared":
         raise Unsupported(f"task.toml: verifier.environment_mode {verifier['environment_mode']}: tests run beside the work")
-    if environment == "host":
-        return
     for name in ("environment", "agent", "verifier"):
-        if (mode := settings.get(name, {}).get("network_mode")) not in (None, "no-network"):
+        if (mode := settings.get(name, {}).get("network_mode", "public")) not in ("public", "no-network"):
             raise Unsupported(f"task.toml: {name}.network_mode {mode}: there is no network")
-    if own.get("allow_internet"):
-        raise Unsupported("task.toml: environment.allow_internet: there is no network")
-    if own.get("docker_image"):
+    if environment == "plain" and own.get("docker_image"):
         raise Unsupported(f"task.toml: environment.docker_image {own['docker_image']}")
 
 

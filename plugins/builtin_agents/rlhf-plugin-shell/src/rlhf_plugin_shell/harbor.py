@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Task, UserError, hookimpl
+from rlhf_plugin_shell.directory import work_in
 from rlhf_plugin_shell.work import DIRECTORY
+
+log = logging.getLogger(__name__)
+MOST_NAMED = 5
+"""Refused tasks that a message names."""
 
 
 class HarborTasks:
@@ -18,12 +24,16 @@ class HarborTasks:
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
 
-        path: str = Field(description="a directory with task.toml, or a directory of such directories")
-        eval_path: str | None = Field(None, description="the same, with tasks for evaluation")
+        directory: str = Field(description="a directory with task.toml, or a directory of such directories")
+        eval_directory: str | None = Field(None, description="the same, with tasks for evaluation")
         environment: Literal["plain", "host"] = Field(
             "plain",
             description="plain: refuse tasks whose Dockerfile runs commands or begins with an image of more than a Linux system;"
             " host: play them with this machine's programs, and run these commands in the task's shell",
+        )
+
+        refused: Literal["stop", "skip"] = Field(
+            "stop", description="a task that cannot be played here stops the run, or is left out with a line that says why"
         )
 
     def __init__(self, options: Options):
@@ -31,11 +41,28 @@ class HarborTasks:
 
     @hookimpl
     def load_tasks(self, split: str, seed: int) -> Sequence[Task]:
-        option = "path" if split == "train" else "eval_path"
-        path = self.options.path if split == "train" else self.options.eval_path
+        option = "directory" if split == "train" else "eval_directory"
+        path = getattr(self.options, option)
         if path is None:
-            return []
-        return [self._task(folder, place) for place, folder in enumerate(task_folders(path, option))]
+            raise UserError(f"harbor: evaluation needs tasks of its own: give {option}")
+        folders = task_folders(path, option)
+        reasons = {folder: reason for folder in folders if (reason := self._misfit(folder))}
+        named = "; ".join(f"{folder.name}: {reason}" for folder, reason in list(reasons.items())[:MOST_NAMED])
+        if reasons and (self.options.refused == "stop" or len(reasons) == len(folders)):
+            raise UserError(
+                f"harbor: {len(reasons)} of {len(folders)} tasks of {path} cannot be played here: {named}. Another environment"
+                " (host) may play them; refused skip leaves them out"
+            )
+        if reasons:
+            log.warning("harbor: left out %d of %d tasks of %s: %s", len(reasons), len(folders), path, named)
+        return [self._task(folder, place) for place, folder in enumerate(f for f in folders if f not in reasons)]
+
+    def _misfit(self, folder: Path) -> str:
+        try:
+            work_in(folder, self.options.environment)
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
 
     def _task(self, folder: Path, place: int) -> Task:
         try:

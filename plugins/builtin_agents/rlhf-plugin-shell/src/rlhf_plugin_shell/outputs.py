@@ -7,8 +7,8 @@ from rlhf_plugin_code_exec.shells import Ran
 ENDED = {
     "output": "it wrote too much",
     "memory": "it used too much memory",
-    "disk": "its files are too large; remove some",
-    "refused": "it asked too often for what is not allowed here",
+    "disk": "its files are too large: remove some",
+    "files": "it has too many files: remove some",
 }
 _CONTROL = {code: "\ufffd" for code in range(32) if chr(code) not in "\t\n"} | {127: "\ufffd"}
 

@@ -21,7 +21,7 @@ from rlhf_plugin_code_exec.runner import GRACE_S, JAIL, JailFailed, Level, Limit
 LONGEST_COMMAND = 100_000
 """Bytes of a command, because Linux allows few more for an argument."""
 ALSO_READABLE = ("/etc/alternatives", "/dev/zero")
-Why = Literal["ended", "late", "output", "memory", "disk", "refused"]
+Why = Literal["ended", "late", "output", "memory", "disk", "files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class ShellLimits:
     """Seconds of each process."""
     memory: int = 1 << 30
     """Bytes."""
-    processes: int = 32
+    processes: int = 64
+    """Threads count, too."""
     file: int = 64 << 20
     """Bytes of a file."""
     files: int = 1000
@@ -46,7 +47,7 @@ class ShellLimits:
     def plain(self) -> dict[str, Any]:
         """The limits as the jail reads them."""
         names = ("cpu_s", "memory", "processes", "file", "files", "disk", "output", "cpus")
-        return {name: getattr(self, name) for name in names} | {"removed": 10 * self.files}
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Ran:
     """What a command did."""
 
     why: Why
-    """``ended`` by itself, or why it was ended: too ``late``, or too much ``output``, ``memory`` or ``disk``, or too many calls
-    that are not allowed (``refused``)."""
+    """``ended`` by itself, or why it was ended: too ``late``, or too much ``output``, ``memory``, ``disk`` or
+    ``files``."""
     code: int | None
     """Exit code; ``None`` if it was ended."""
     output: str

@@ -78,7 +78,7 @@ class Cell:
         start: "Start | None" = None,
     ):
         self.folder, path = folder
-        self.forked = False
+        self.forked = start is not None
         self.removed = self.shared = self.refused = 0
         self.status, theirs = socketpair(AF_UNIX, SOCK_STREAM)
         jail = os.getpid()
@@ -90,7 +90,8 @@ class Cell:
             places = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 100) for each in (self.folder, *given)]
             theirs = _arrange(ends, theirs, places[0])
             own = user != os.geteuid()
-            _enter(job, user, jail, start)
+            counted = start is not None and (own or job["level"] == "A")
+            _enter(job, user, jail, start, counted)
             variables = {"HOME": path, "TMPDIR": path}
             if start:
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -102,7 +103,10 @@ class Cell:
                 own_paths = start.writable if start else []
                 landlock.restrict([*job["readable"], *places[1:]], [places[0], "/dev/null", *own_paths])
                 own_signals = job["level"] == "A" or landlock.version() >= 6
-                asking = filter.install(own_signals, own and start is not None, own and bool(own_paths))
+                allowed = filter.Rules(own_signals)
+                if start:
+                    allowed = filter.Rules(own_signals, own, own and bool(own_paths), not counted, asks_files=False)
+                asking = filter.install(allowed)
                 theirs.sendmsg([b"."], [(SOL_SOCKET, SCM_RIGHTS, struct.pack("i", asking))])
             os.execve(argv[0], argv, {**ENVIRONMENT, **ONE_THREAD, **variables})
         except BaseException as error:
@@ -137,7 +141,7 @@ def _arrange(ends: dict[int, int], status: socket, folder: int) -> socket:
     return socket(fileno=STATUS)
 
 
-def _enter(job: dict, user: int, jail: int, start: "Start | None") -> None:
+def _enter(job: dict, user: int, jail: int, start: "Start | None", counted: bool) -> None:
     """Enters another user, namespaces and limits, then another process, because the first process in a namespace ends it.
     Returns in that process.
     """
@@ -164,6 +168,8 @@ def _enter(job: dict, user: int, jail: int, start: "Start | None") -> None:
         ("CORE", 0),
     ):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    if counted:  # the user has no others: those two wait
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes"] + 2, limits["processes"] + 2))
     control(PR_SET_PDEATHSIG, signal.SIGKILL)  # only now: a new user or user namespace clears it
     if os.getppid() != jail:
         os._exit(99)

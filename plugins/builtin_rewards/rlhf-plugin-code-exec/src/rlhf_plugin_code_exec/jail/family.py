@@ -39,9 +39,11 @@ def memory(pids: list[int]) -> int:
 
 
 def removed_bytes(pids: list[int]) -> int:
-    """Returns the bytes of removed files that these processes hold open."""
+    """Returns the bytes of removed files that these processes hold open or mapped."""
     files = {}
     for pid in pids:
+        for name, size in _mapped(pid):
+            files[name] = max(size, files.get(name, 0))
         try:
             names = os.listdir(f"/proc/{pid}/fd")
         except OSError:
@@ -52,8 +54,24 @@ def removed_bytes(pids: list[int]) -> int:
             except OSError:
                 continue
             if about.st_nlink == 0 and stat.S_ISREG(about.st_mode):
-                files[about.st_dev, about.st_ino] = about.st_blocks << 9
+                name = os.major(about.st_dev), os.minor(about.st_dev), about.st_ino
+                files[name] = max(about.st_blocks << 9, files.get(name, 0))
     return sum(files.values())
+
+
+def _mapped(pid: int):
+    """Yields removed files that it has mapped, with the bytes of the mapping."""
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            lines = file.readlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.endswith(" (deleted)\n"):
+            place, _, _, device, number, *_ = line.split()
+            begin, end = (int(each, 16) for each in place.split("-"))
+            major, minor = (int(each, 16) for each in device.split(":"))
+            yield (major, minor, int(number)), end - begin
 
 
 def _memory(pid: int) -> int:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import struct
 from contextlib import suppress
+from dataclasses import dataclass
 
 from . import syscalls
 from .kernel import NEWCGROUP, NEWIPC, NEWNET, NEWNS, NEWPID, NEWUSER, NEWUTS, PR_SET_NO_NEW_PRIVS, call, control
@@ -22,25 +23,37 @@ RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 """ioctls of the other end, and the answer with which the kernel continues the call."""
 
 
-def install(own_signals: bool, own_modes: bool = False, own_times: bool = False) -> int:
+@dataclass
+class Rules:
+    """What a filter allows, where other means keep it inside.
+
+    Args:
+        own_signals: signals are kept inside.
+        own_modes: the user owns no files outside, so modes may be changed.
+        own_times: there are no files outside, either, that all may write: their times could be changed.
+        asks_forks: new processes and threads are counted call by call; otherwise the kernel limits them for the user.
+        asks_files: so are made and removed files, and shared memory; otherwise others look at them from time to time. A call
+            that asks may fail with ``EINTR`` when a child ends, which some shells do not expect.
+    """
+
+    own_signals: bool
+    own_modes: bool = False
+    own_times: bool = False
+    asks_forks: bool = True
+    asks_files: bool = True
+
+
+def install(allowed: Rules) -> int:
     """Filters from now on, in this process and everything that it starts. Returns the descriptor at which calls ask."""
-    steps = program(syscalls.MACHINE, own_signals, own_modes, own_times)
+    steps = program(syscalls.MACHINE, allowed)
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     kept = ctypes.create_string_buffer(code, len(code))
     control(PR_SET_NO_NEW_PRIVS, 1)
     return call(SECCOMP[syscalls.MACHINE], 1, 8, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(kept)))
 
 
-def program(
-    machine: str, own_signals: bool, own_modes: bool = False, own_times: bool = False
-) -> list[tuple[int, int, int, int]]:
-    """Returns the filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer.
-
-    Args:
-        own_signals: signals are kept inside by other means.
-        own_modes: the user owns no files outside, so modes may be changed.
-        own_times: there are no files outside, either, that all may write: their times could be changed.
-    """
+def program(machine: str, allowed: Rules) -> list[tuple[int, int, int, int]]:
+    """Returns the filter's steps: operation, jump if true, jump if false, value. Every rule for a call ends in an answer."""
 
     def rules(text: str, *body) -> list:
         return [step for n in syscalls.numbers(text, machine) for step in ((JUMP_EQUAL, 0, len(body), n), *body)]
@@ -48,21 +61,22 @@ def program(
     load_number = _argument_at(0)
     steps = [_argument_at(4), (JUMP_EQUAL, 1, 0, syscalls.ARCHITECTURES[machine]), _answer(KILL)]
     steps += [load_number, (JUMP_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]  # the other ABI of x86
-    steps += rules(syscalls.ALLOWED + (syscalls.SIGNALS if own_signals else ""), _answer(ALLOW))
-    steps += rules(syscalls.FORKS + syscalls.MAKES + syscalls.REMOVES, _answer(ASK))
-    if own_modes:
+    steps += rules(syscalls.ALLOWED + (syscalls.SIGNALS if allowed.own_signals else ""), _answer(ALLOW))
+    fork, make = (_answer(ASK if asks else ALLOW) for asks in (allowed.asks_forks, allowed.asks_files))
+    steps += rules(syscalls.FORKS, fork) + rules(syscalls.MAKES + syscalls.REMOVES, make)
+    if allowed.own_modes:
         for place, calls in ((1, syscalls.MODES), (2, syscalls.MODES_AT)):
             steps += rules(calls, _argument(place), *_if_any_bit(SPECIAL_MODES, _fails(errno.EPERM)), _answer(ALLOW))
     else:
         steps += rules(syscalls.MODES + syscalls.MODES_AT, _fails(0))
-    steps += rules(syscalls.TIMES, _answer(ALLOW) if own_times else _fails(0)) + rules(syscalls.LOCKS, _fails(0))
+    steps += rules(syscalls.TIMES, _answer(ALLOW) if allowed.own_times else _fails(0)) + rules(syscalls.LOCKS, _fails(0))
     steps += rules(syscalls.UNSUPPORTED, _fails(syscalls.NOT_SUPPORTED))
-    steps += rules(syscalls.OPEN, *_opening(1)) + rules(syscalls.OPENAT, *_opening(2))
-    steps += rules(syscalls.CLONE, _argument(0), *_if_any_bit(NAMESPACES, _fails(errno.EPERM)), _answer(ASK))
+    steps += rules(syscalls.OPEN, *_opening(1, make)) + rules(syscalls.OPENAT, *_opening(2, make))
+    steps += rules(syscalls.CLONE, _argument(0), *_if_any_bit(NAMESPACES, _fails(errno.EPERM)), fork)
     steps += rules(
         syscalls.MMAP,
         *(_argument(3), (AND, 0, 0, MAP_SHARED | MAP_ANONYMOUS)),
-        *_if_among([MAP_SHARED | MAP_ANONYMOUS], _answer(ASK)),
+        *_if_among([MAP_SHARED | MAP_ANONYMOUS], make),
         _answer(ALLOW),
     )
     steps += rules(
@@ -86,7 +100,7 @@ def program(
     return [*steps, (JUMP_AT_LEAST, 0, 1, syscalls.NEWEST), _fails(errno.ENOSYS), _fails(errno.EPERM)]
 
 
-def _opening(place: int) -> list:
+def _opening(place: int, make) -> list:
     """Handles ``open`` by its flags: a call that may make a file asks. Older versions of Landlock do not see that reading
     truncates.
     """
@@ -95,7 +109,7 @@ def _opening(place: int) -> list:
         *(_argument(place), *_if_any_bit(O_TMPFILE, _fails(syscalls.NOT_SUPPORTED))),
         *((AND, 0, 0, O_ACCMODE), *_if_among([O_ACCMODE], refused)),
         *(_argument(place), (AND, 0, 0, O_ACCMODE | O_TRUNC), *_if_among([O_TRUNC], refused)),
-        *(_argument(place), *_if_any_bit(O_CREAT, _answer(ASK))),
+        *(_argument(place), *_if_any_bit(O_CREAT, make)),
         _answer(ALLOW),
     ]
 

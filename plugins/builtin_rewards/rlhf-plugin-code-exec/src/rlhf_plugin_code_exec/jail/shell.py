@@ -13,11 +13,13 @@ import time
 from contextlib import suppress
 
 from .cell import Cell, Start, user_of
-from .folders import Job
+from .folders import Job, entries, used
 from .watch import Watch
 
 SPACE, WORK, TEMPORARY, LOGS, ROOT = "space", "work", "tmp", "logs", "root"
 """Names of folders. The first has the next three."""
+START_S = 10.0
+"""Seconds for a command's process to be set up, which do not count."""
 STATE_END = 58
 """Descriptor on which a command reports what the next one has of it."""
 STATE_BYTES = 100_000
@@ -104,6 +106,9 @@ class Shell:
     def run(self, request: dict) -> dict:
         """Runs a command. ``fresh``: it has nothing of earlier commands but their files, and leaves nothing but files."""
         self._restore()
+        limits, why = self._limits()
+        if why:
+            return {"why": why, "code": None, "output": b"", "s": 0.0, "lost": False}
         fresh = request["fresh"]
         told, state, nothing = os.pipe(), os.pipe(), os.open("/dev/null", os.O_RDWR)
         for end in (told[1], state[1]):
@@ -118,9 +123,10 @@ class Shell:
         cell = Cell(self.job, self.user, argv, ends, (space, folder), tuple(given), start)
         for end in (told[1], state[1], nothing, *given):
             os.close(end)
-        watch = Watch(self.job["limits"], [cell], {"output": told[0], "state": state[0]}, self.job["level"] != "none")
-        began = time.monotonic()
+        watch = Watch(limits, [cell], {"output": told[0], "state": state[0]}, self.job["level"] != "none")
         try:
+            watch.start(START_S)
+            began = time.monotonic()
             why = watch.until(began + request["seconds"])
         finally:
             watch.close()
@@ -132,6 +138,17 @@ class Shell:
             self.state = kept
         lost = len(kept) > STATE_BYTES
         return {"why": why, "code": watch.code, "output": watch.out["output"], "s": time.monotonic() - began, "lost": lost}
+
+    def _limits(self) -> tuple[dict, str]:
+        """Returns the limits of the next command, and what is used up so far that there is none. Where a command went too far
+        before it was ended, the next may remove files, but add none.
+        """
+        limits = dict(self.job["limits"])
+        for name, has in (("files", entries(self.space, 2 * limits["files"])), ("disk", used(self.space))):
+            if has >= 2 * limits[name]:
+                return limits, name
+            limits[name] = max(limits[name], has)
+        return limits, ""
 
     def _places(self, request: dict) -> tuple[dict, str, dict]:
         """Returns folders at paths of its own, the path where a command starts, and variables with paths."""

@@ -33,7 +33,7 @@ class Watch:
     """Watches the cells of a job.
 
     Args:
-        limits: limits of one program, by name; of a shell's command also ``disk``, in bytes, and ``removed``, a number of files.
+        limits: limits of one program, by name; of a shell's command also ``disk``, in bytes.
         cells: the cells; the job ends with the first one.
         pipes: name → descriptor that is read to its end.
         filtered: True if each cell has a filter whose end it sends.
@@ -55,6 +55,13 @@ class Watch:
         self.poll = select.poll()
         for end in (*self.pipes, *self.starting, self.ending):
             self.poll.register(end, select.POLLIN)
+
+    def start(self, within_s: float) -> None:
+        """Waits until the programs run, so that their time begins with them."""
+        end_s = time.monotonic() + within_s
+        while self.starting and not self.problem and (left := end_s - time.monotonic()) > 0:
+            for end, events in self.poll.poll(1000 * left):
+                self._handle(end, events)
 
     def until(self, end_s: float) -> str:
         """Returns why the first cell is over: it ended, is late, used too much, or the jail failed."""
@@ -126,7 +133,7 @@ class Watch:
             error = self._may_start(cell, bool(call.number in self.clone and call.arguments[0] & THREAD))
         elif call.number in self.removes:
             cell.removed += 1
-            error = errno.EDQUOT if cell.removed > self.limits.get("removed", REMOVED) else 0
+            error = errno.EDQUOT if cell.removed > REMOVED else 0
         elif call.number in self.mmap:
             cell.shared += call.arguments[1]
             error = errno.ENOMEM if cell.shared > SHARED else 0
@@ -156,9 +163,11 @@ class Watch:
                 self.excess = "memory"
 
     def _look_at_disk(self) -> None:
-        if most := self.limits.get("disk"):
+        if "disk" in self.limits:
             for cell in self.cells:
-                if used(cell.folder) + family.removed_bytes(self._processes(cell)) > most:
+                if entries(cell.folder, self.limits["files"] + 1) > self.limits["files"]:
+                    self.excess = "files"
+                elif used(cell.folder) + family.removed_bytes(self._processes(cell)) > self.limits["disk"]:
                     self.excess = "disk"
 
     def _forget(self, end: int) -> None:
