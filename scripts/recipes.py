@@ -41,6 +41,7 @@ PARTS = 4
 PRESENT = {
     "make smollm2": lambda: (ROOT / "models/SmolLM2-135M-Instruct/config.json").is_file(),
     "python -m rlhf_plugin_shapes.model models/shapes --target 0.4": lambda: (ROOT / "models/shapes/config.json").is_file(),
+    "python -m rlhf_plugin_shell.lines_model models/shell": lambda: (ROOT / "models/shell/commands.jsonl").is_file(),
     "make setup-nemo-gym": lambda: (ROOT / "build/nemo-gym/bin/python").is_file(),
     "make setup-distributed": lambda: all(map(importlib.util.find_spec, ("ray", "deepspeed", "vllm"))),
 }
@@ -177,7 +178,7 @@ def results(ordered: list[Recipe]) -> str:
 
 [Recipes](recipes.md) says what each of them is. *Expected* is written in the file, with a tolerance; *here* is the run of this
 page. A curve has the metric's means over fourths of the run, or its values where it has few: those of `eval/` are before and after.
-SmolLM2-135M, for `shapes` a model of 0.34 million weights; one seed. The seconds are those of the whole run on two cores; all
+SmolLM2-135M, for `shapes` and `shell` models of less than half a million weights; one seed. The seconds are those of the whole run on two cores; all
 together take 36 minutes.
 
 | recipe | steps | seconds | metric | curve | at steps | expected | here | |
@@ -196,7 +197,7 @@ def page(ordered: list[Recipe]) -> str:
 
 A recipe is a configuration file that runs as it stands. It names a model, data, rewards and an algorithm, and says which curve to
 expect and what to change for larger models. All run in less than ten minutes on two cores, and on SmolLM2-135M, except `shapes`,
-which needs a [model that sees pictures](pictures.md). In a clone:
+which needs a [model that sees pictures](pictures.md), and `shell`, which has a tiny one of its own. In a clone:
 
 ```sh
 make smollm2

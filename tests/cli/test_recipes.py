@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rlhf_authoring.models import write_tiny_model
 from rlhf_plugin_shapes.model import make_model
+from rlhf_plugin_shell import lines_model
 
 from rlhf_host.config.check import check
 from rlhf_host.config.flags import parse
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 SIZES = ("0.5B", "7B", "70B")
 MODEL = "models/SmolLM2-135M-Instruct"
 SEES = "models/shapes"
+WORKS = "models/shell"
 CHAT = (
     "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] + '<eos>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
@@ -45,13 +47,14 @@ def script():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A working directory where the model of the recipes is a tiny one. Its tokens are characters, so it needs more of them. The
-    model that sees pictures is not trained.
+    model that sees pictures is not trained, and neither is that of the shell.
     """
     folder = tmp_path_factory.mktemp("recipes")
     config = write_tiny_model(folder / MODEL) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 2048}))
     (folder / MODEL / "chat_template.jinja").write_text(CHAT)
     make_model(folder / SEES)
+    lines_model.make_model(folder / WORKS)
     return folder
 
 
@@ -71,8 +74,8 @@ def test_a_recipe_is_whole(name, script):
     config, warnings = configured(name)
     assert not warnings
     assert config.run_dir == f"runs/recipes/{name}"
-    assert config.roles["actor"].model in {MODEL, SEES, *(f"runs/recipes/{before}/model" for before in recipes())}
-    assert (config.train.steps or 0) <= 30
+    assert config.roles["actor"].model in {MODEL, SEES, WORKS, *(f"runs/recipes/{before}/model" for before in recipes())}
+    assert (config.train.steps or 0) <= (250 if name == "shell_sft" else 30)
     expected = script.Recipe(name, recipes()[name]).expected
     assert expected
     assert all(0 < each.tolerance < 10 for each in expected)
@@ -87,7 +90,7 @@ def test_the_flags_for_larger_models_are_right(name):
     for size in SIZES:
         (flags,) = head[size]
         config, _ = configured(name, shlex.split(flags))
-        assert config.roles["actor"].model not in (MODEL, SEES, None)
+        assert config.roles["actor"].model not in (MODEL, SEES, WORKS, None)
         assert config.train.autocast == "bfloat16"
         if size == "7B":
             assert (config.runtime.name, config.backend.name) == ("ray", "deepspeed")
@@ -101,7 +104,7 @@ def test_all_that_was_asked_for_is_there():
     configs = [configured(name)[0] for name in recipes()]
     assert len(configs) >= 12
     assert {config.algo.name for config in configs} == TOPICS
-    assert {config.agent.name for config in configs} == {"single_turn", "multi_turn", "nemo_gym"}
+    assert {config.agent.name for config in configs} == {"single_turn", "multi_turn", "nemo_gym", "shell"}
     assert any(config.roles["actor"].lora.rank for config in configs)
     assert any(config.async_depth for config in configs)
     assert any("code_exec" in config.reward for config in configs)

@@ -265,7 +265,8 @@ async def main():
     print(await shell_escapes({python!r}, {level!r}, {work!r}))
     shell = Shell({python!r}, ShellLimits(processes=20), {level!r}, {work!r})
     await shell.open()
-    for command in ("echo x > a; (echo b | tee c) >> a; sort a | tr '\\n' ' '", "rm -rf ~ 2>&-; cd /", "cd; pwd > f; cat f | wc -l"):
+    many = "echo x > a; (echo b | tee c) >> a; sort a | tr '\\n' ' '"
+    for command in (many, "rm -rf ~ 2>&-; cd /", "cd; pwd > f; cat f | wc -l"):
         print((await shell.run(command, 5)).output.strip())
     print((await shell.run(":(){{ :|:& }};:; sleep 0.5", 3)).why)
     await shell.close()

@@ -87,4 +87,3 @@ class ShellLines:
         if split == "eval":
             return tasks(self.options.eval_size, HELD_OUT)
         return tasks(self.options.size, 0)
-

@@ -1,4 +1,6 @@
-"""A tiny model for the tasks ``shell_lines``, and what teaches it to write commands: ``python -m rlhf_plugin_shell.lines_model DIRECTORY``.
+"""A tiny model for ``shell_lines``, with rows that teach it to write commands.
+
+    python -m rlhf_plugin_shell.lines_model DIRECTORY
 
 The model is a random Llama whose tokens are the words of these tasks. The rows are ``commands.jsonl`` in the same directory.
 """

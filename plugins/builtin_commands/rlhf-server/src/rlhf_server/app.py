@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.rollouts import Call, EpisodePolicy
-from rlhf_server import asked, chat, completions, responses
+from rlhf_server import asked, chat, completions, messages, responses
 from rlhf_server.aside import Aside
 from rlhf_server.bodies import Body
-from rlhf_server.errors import ApiError, invalid
+from rlhf_server.errors import ApiError, invalid, openai_form
 from rlhf_server.http import HttpServer, Route, check_key
 from rlhf_server.limits import Limits
 from rlhf_server.sessions import Session, new_token
@@ -76,6 +77,9 @@ class PolicyServer:
             yield Route("POST", f"{base}/chat/completions", self._chat, admit, self.limits.body_bytes)
             yield Route("POST", f"{base}/completions", self._completions, admit, self.limits.body_bytes)
             yield Route("POST", f"{base}/responses", self._responses, admit, self.limits.body_bytes)
+            form = messages.error_of
+            yield Route("POST", f"{base}/messages", self._messages, admit, self.limits.body_bytes, form)
+            yield Route("POST", f"{base}/messages/count_tokens", self._count_tokens, admit, self.limits.body_bytes, form)
             yield Route("POST", f"{base}/tokenize", self._tokenize, admit, self.limits.body_bytes)
             yield Route("GET", f"{base}/models", self._models, admit)
             yield Route("GET", f"{base}/models/{{model:.+}}", self._models, admit)
@@ -198,6 +202,38 @@ class PolicyServer:
 
         return await self._respond(request, session, sent, work, answer, responses.chunks_of, responses.KNOWN)
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        sent = await self._http.body_of(request)
+        session = self._session(request, sent.value)
+        body = messages.plain_of(sent.value)
+        asked_for, tools = messages.messages_of(body, self.limits), messages.tools_of(body, self.limits)
+        if asked.integer(body, "max_tokens", 1) is None:
+            raise invalid("max_tokens", "missing: the longest answer, in tokens")
+        policy = session.policy
+        sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free)
+
+        async def work() -> Call:
+            plan = await self._aside.plan(policy, asked_for, tools, long=sent.long)
+            return await policy.answer(plan, sampling, tools, parsed=True)
+
+        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            return messages.answer_of(calls, sampling.stop, self.model, policy.tokenizer)
+
+        plain = replace(sent, value={**body, "n": 1})
+        form = messages.error_of
+        return await self._respond(request, session, plain, work, answer, messages.chunks_of, messages.KNOWN, form)
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        sent = await self._http.body_of(request)
+        session = self._session(request, sent.value)
+        body = messages.plain_of(sent.value)
+        asked_for, tools = messages.messages_of(body, self.limits), messages.tools_of(body, self.limits)
+        with session.told():
+            tokens = await self._aside.render(session.policy, asked_for, tools, long=sent.long)
+        return web.json_response({"input_tokens": len(tokens)})
+
     async def _respond(
         self,
         request: web.Request,
@@ -207,6 +243,7 @@ class PolicyServer:
         answer: Answer,
         chunks: Chunks,
         known: tuple[str, ...],
+        errors: Callable[[ApiError], dict[str, Any]] = openai_form,
     ) -> web.StreamResponse:
         from aiohttp import web
 
@@ -239,7 +276,7 @@ class PolicyServer:
                     response = await _begin_stream(request, headers)
                 for chunk in chunks(whole, usage):
                     await response.write(_event(chunk))
-                if chunks is not responses.chunks_of:
+                if chunks not in (responses.chunks_of, messages.chunks_of):
                     await response.write(b"data: [DONE]\n\n")
             await response.write_eof()
             session.arrived.update(calls)
@@ -247,7 +284,7 @@ class PolicyServer:
         except ApiError as error:
             if response is None:
                 raise
-            await response.write(_event(error.body))  # the stream has begun
+            await response.write(_event(errors(error)))  # the stream has begun
             await response.write_eof()
             return response
         except BaseException:

@@ -125,8 +125,11 @@ def message_of(call: Call, tokenizer: Any) -> dict[str, Any]:
 
 
 def wire_call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": wire_arguments(call.arguments)}}
+
+
+def wire_arguments(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def finish_of(call: Call) -> str:

@@ -1,4 +1,4 @@
-"""Errors of requests, in the form that OpenAI's clients read."""
+"""Errors of requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param, self.retry = status, message, code, param, retry
 
     @property
-    def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    @property
     def headers(self) -> dict[str, str]:
         headers = {"x-should-retry": "true" if self.retry else "false"}
         return headers | ({"retry-after": "1"} if self.status == 429 else {})
+
+
+def openai_form(error: ApiError) -> dict[str, Any]:
+    """Returns an error in the form that OpenAI's clients read."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def invalid(param: str, message: str) -> ApiError:

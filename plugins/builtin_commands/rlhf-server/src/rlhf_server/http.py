@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlhf_host import UserError
 from rlhf_server.bodies import Bodies, Body, too_large
-from rlhf_server.errors import ApiError
+from rlhf_server.errors import ApiError, openai_form
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -39,6 +39,7 @@ class Route:
     Args:
         admit: raises ``ApiError`` for a request without access; none of its body has been read then.
         body_bytes: maximum bytes of a body.
+        errors: form of its errors.
     """
 
     method: str
@@ -46,6 +47,7 @@ class Route:
     handler: Handler
     admit: Admit | None = None
     body_bytes: int = 0
+    errors: Callable[[ApiError], dict[str, Any]] = openai_form
 
 
 class HttpServer:
@@ -61,6 +63,8 @@ class HttpServer:
         self._bodies = Bodies()
         self._most: dict[web.AbstractRoute, int] = {}
         """Maximum bytes of a body, by route."""
+        self._forms: dict[web.AbstractRoute, Callable[[ApiError], dict[str, Any]]] = {}
+        """Form of errors, by route."""
         self._hosts: set[str] = set()
         self._any_host = False
         self._runner: web.AppRunner | None = None
@@ -74,7 +78,7 @@ class HttpServer:
         app.on_response_prepare.append(_add_headers)
         for route in routes:
             added = app.router.add_route(route.method, route.path, _admitted(route), expect_handler=_expected)
-            self._most[added] = route.body_bytes
+            self._most[added], self._forms[added] = route.body_bytes, route.errors
         # Compressed bodies would be unpacked as they arrive, before anybody has asked for them.
         settings: dict[str, Any] = {"handler_cancellation": True, "auto_decompress": False, "lingering_time": LINGER_S}
         runner = web.AppRunner(app, access_log=None, logger=_clients(), **settings)
@@ -119,7 +123,8 @@ class HttpServer:
                     self._said.add(kind)
                     log.exception("%s failed in %s", self.name, request.match_info.handler.__name__)
                 told = ApiError(500, f"{kind}: {' '.join(str(error).split())}", "internal_error")
-            return web.json_response(told.body, status=told.status, headers=told.headers)
+            form = self._forms.get(request.match_info.route, openai_form)
+            return web.json_response(form(told), status=told.status, headers=told.headers)
 
         return guarded
 
@@ -156,9 +161,10 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 def check_key(request: web.Request, key: str) -> None:
     """Raises ``ApiError`` for any other key."""
-    if "Authorization" not in request.headers:
-        raise ApiError(401, "no API key is given: the header Authorization: Bearer KEY", "invalid_api_key")
-    given = request.headers["Authorization"].removeprefix("Bearer ")
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key")
+    if given is None:
+        told = "no API key is given: the header Authorization: Bearer KEY, or x-api-key: KEY"
+        raise ApiError(401, told, "invalid_api_key")
     # Bytes that are no UTF-8 arrive as surrogates.
     if not compare_digest(given.encode(errors="surrogateescape"), key.encode()):
         raise ApiError(401, "a wrong API key", "invalid_api_key")

@@ -148,7 +148,7 @@ class Session:
         given = {name: _number(metrics, name) for name in metrics}
         final = body.get("final")
         if final is not None:
-            final = str(final).removeprefix("resp_")
+            final = str(final).removeprefix("resp_").removeprefix("msg_")
             if final not in {call.id for call in self.policy.tree.calls if call.status == "done"}:
                 raise invalid("final", f"the episode has no answered call {final!r}")
         self.reward = reward if reward is not None else self.reward

@@ -93,10 +93,13 @@ class RecordingEngine(ScriptedEngine):
     limit: int = MAX_TOKENS
     error: Exception | None = None
     """Default: ``Endless``."""
+    raised: bool = False
+    """True once it has raised the error."""
     answers: list[tuple[tuple[int, ...], Generation]] = field(default_factory=list)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         if len(self.calls) >= self.limit:
+            self.raised = True
             raise self.error or Endless(f"it still goes on after {self.limit} turns")
         prompt = tuple(token_ids)
         await asyncio.sleep(0.001 * (len(prompt) % 3))

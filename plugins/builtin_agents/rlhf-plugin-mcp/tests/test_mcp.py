@@ -1,0 +1,178 @@
+"""Tools of MCP servers: over both transports, what the policy sees of them, and how servers fail."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from rlhf_authoring import agent_contract
+from rlhf_plugin_mcp import McpAgent
+from rlhf_plugin_mcp.servers import servers_of
+
+from rlhf_host import EpisodeFailed, Task, UserError
+
+from .conftest import at_an_address, call, text_of
+
+SHARED = {"servers": [at_an_address()], "tools": ["add"], "tool_format": "text", "max_turns": 3}
+TestContract = agent_contract(
+    "mcp", SHARED, tasks=[Task("1+2=", "3")], texts=(call("add", a=1, b=2), "3", "<tool_call>{", call("sub"))
+)
+
+
+@pytest.fixture(params=["stdio", "http"])
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_the_policy_sees_the_tools_and_their_results(server, play):
+    [row] = play(server, [call("add", a=1, b=2), "It is 3."])
+    text = text_of(row)
+    assert '{"type": "function", "function": {"name": "add", "description": "Adds two numbers.", "parameters": {' in text
+    assert '"required": ["a", "b"]' in text
+    assert "<tool_response>\n3\n</tool_response>" in text
+    assert row.last_text == "It is 3."
+    assert [segment.kind[0] for segment in row.segments] == list("paoa")
+    assert (row.metrics["agent/turns"], row.metrics["tools/add/calls"], row.metrics["tools/add/errors"]) == (2, 1, 0)
+    assert row.agent_rewards == []
+
+
+def test_plain_text_where_the_template_has_no_tools(http, play):
+    [row] = play(http, [call("add", a=1, b=2), "3"], native=False, tools=["add"])
+    text = text_of(row)
+    assert "You can use these tools:\n" in text
+    assert "user\n<tool_response>\n3\n</tool_response><|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (call("sub"), "Error: there is no tool 'sub'; there are add"),
+        (call("add", a=1), "Error: Error executing tool add: 1 validation error"),
+        (call("fail"), "Error: Error executing tool fail"),
+        ("<tool_call>\n{\n</tool_call>", "This tool call cannot be read: "),
+        (call("long"), "x\n[... 99980 characters left out ...]\nx"),
+        (call("file"), "<tool_response>\ninside\nmore: file:///b.txt\n</tool_response>"),
+        (
+            call("add", a=1, b=2) + call("add", a=3, b=4),
+            "3\n</tool_response><|im_end|><|im_start|>user\n<tool_response>\n7\n",
+        ),
+    ],
+)
+def test_what_is_told(said, told, http, play):
+    [row] = play(http, [said, "done"], max_tool_chars=20 if "long" in said else 8000)
+    assert told in text_of(row)
+    assert row.last_text == "done"
+
+
+def test_servers_of_a_run_and_of_an_episode(stdio, play):
+    says = [call("counted"), "x"]
+    shared = [text_of(row) for row in play(stdio, says, says)]
+    assert ["\n1\n</tool" in shared[0], "\n2\n</tool" in shared[1]] == [True, True]
+    own = [text_of(row) for row in play(stdio, says, says, scope="episode", together=True)]
+    assert all("\n1\n</tool" in each for each in own)
+
+
+def test_a_server_that_ends_fails_its_episode_by_name_and_comes_back(stdio, play):
+    dead, alive = play(stdio, [call("die"), "x"], [call("add", a=1, b=2), "3"])
+    assert isinstance(dead, EpisodeFailed)
+    assert dead.retryable
+    assert "the MCP server calc ended in die: last words" in str(dead)
+    assert alive.last_text == "3"
+
+
+def test_a_server_that_hangs_fails_its_episode_by_name_and_comes_back(server, play):
+    late, alive = play(server, [call("hang"), "x"], [call("add", a=1, b=2), "3"], tool_timeout_s=3.0)
+    assert isinstance(late, EpisodeFailed)
+    assert "the MCP server calc did not answer hang in 3 s" in str(late)
+    assert "\n3\n</tool_response>" in text_of(alive)
+
+
+def test_what_no_conversation_has(http, play):
+    [sound, picture] = play(http, [call("sound"), "x"], [call("picture"), "x"])
+    with pytest.raises(EpisodeFailed, match=r"the MCP server calc: sound gave sound \(audio/wav\), which no conversation has"):
+        raise sound
+    with pytest.raises(EpisodeFailed, match="the MCP server calc: picture gave a picture: "):
+        raise picture
+
+
+def test_variables_of_commands(stdio, play, monkeypatch):
+    monkeypatch.setenv("OF_TEST", "passed")
+    monkeypatch.setenv("SECRET", "key")
+    [row] = play(stdio, [call("number"), "x"], env=["OF_TEST"])
+    assert re.search(r"\n\d+ passed None\n", text_of(row))
+
+
+def test_a_full_conversation_is_an_answer_as_it_stands(http, play):
+    [row] = play(http, [call("long"), "x"], max_tokens=8000)
+    assert row.metrics["agent/no_room"] == 1
+
+
+def started(**options):
+    async def start():
+        agent = McpAgent(McpAgent.Options(**options))
+        try:
+            return await agent.offered()
+        finally:
+            await agent.run_finished(None)
+
+    return asyncio.run(start())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"servers": ["a=/nowhere/x"]}, "the MCP server a does not start: .*No such file"),
+        ({"servers": ["a={python} -c 1/0"]}, "the MCP server a (does not start|ended).*ZeroDivisionError"),
+        ({"servers": ["a=sleep 60"], "start_timeout_s": 1.0}, "the MCP server a did not start in 1 s"),
+        ({"servers": ["a=http://127.0.0.1:9/mcp"]}, "the MCP server a does not start: "),
+    ],
+)
+def test_a_server_that_is_not_there_stops_the_run(options, message):
+    from types import SimpleNamespace
+
+    agent = McpAgent(McpAgent.Options(**options))
+    context = SimpleNamespace(config={}, tokenizer=None)
+    with pytest.raises(UserError, match=f"mcp: {message}"):
+        asyncio.run(agent.run_started(context))
+
+
+def test_names_of_tools(http):
+    assert list(started(servers=[http], tools=["add", "fail"])) == ["add", "fail"]
+    with pytest.raises(UserError, match="no server has sub, mul; there are add"):
+        started(servers=[http], tools=["sub", "add", "mul"])
+    with pytest.raises(UserError, match="calc and more both have a tool add"):
+        started(servers=[http, http.replace("calc", "more")])
+
+
+def test_a_file_of_servers(tmp_path):
+    file = tmp_path / "servers.json"
+    entries = {
+        "a": {"command": "x", "args": ["y"], "env": {"K": "v"}},
+        "b": {"type": "http", "url": "http://c/mcp", "headers": {"H": "1"}},
+    }
+    file.write_text(json.dumps({"mcpServers": entries}))
+    a, b = servers_of([], str(file), [])
+    assert (a.command, a.env, b.url, b.headers) == (("x", "y"), {"K": "v"}, "http://c/mcp", {"H": "1"})
+
+
+@pytest.mark.parametrize(
+    ("named", "content", "message"),
+    [
+        ([], None, "name servers: --agent.servers NAME=COMMAND"),
+        (["x"], None, "'x': give NAME=COMMAND or NAME=URL"),
+        (["a="], None, "'a=': give NAME=COMMAND"),
+        (["a='"], None, "No closing quotation"),
+        (["a=x", "a=y"], None, "the server name 'a'"),
+        ([], "[", "JSONDecodeError"),
+        ([], "{}", "KeyError: 'mcpServers'"),
+        ([], '{"mcpServers": {"a": {"command": "x", "mood": 1}}}', "a has mood; it may have"),
+        ([], '{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "a has "),
+        ([], '{"mcpServers": {"a": {"type": "sse", "url": "y"}}}', "the transport 'sse' is not one of stdio, http"),
+        ([], '{"mcpServers": {"a": {"args": []}}}', "a has no command"),
+    ],
+)
+def test_servers_that_cannot_be_read(named, content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "x.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        servers_of(named, str(tmp_path / "x.json") if content is not None else None, [])
