@@ -1,4 +1,4 @@
-"""Tasks in directories as the real ``harbor`` makes and reads them, in its own Python environment. ``make test-harbor`` sets it up."""
+"""Tasks in directories as the real ``harbor`` makes and reads them. ``make test-harbor`` sets it up."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_task_that_harbor_made_is_played(made, capsys):
 
 
 def test_harbor_accepts_what_is_read_here(made):
-    old = 'version = "1.0"\n[verifier]\ntimeout_sec = 9.0\nenv = {A = "b"}\n[environment]\nmemory = "2G"\nstorage = "10G"\ncpus = 2\n'
+    old = 'version = "1.0"\n[verifier]\ntimeout_sec = 9.0\n[environment]\nmemory = "2G"\nstorage = "10G"\ncpus = 2\n'
     (made / "task.toml").write_text(old)
     read, work = told(READ, str(made))["environment"], work_in(made, "plain")
     assert (work.memory_mb, work.disk_mb, work.cpus) == (read["memory_mb"], read["storage_mb"], read["cpus"])

@@ -18,6 +18,14 @@ def ask(text):
         return json.load(answer)["choices"][0]["message"]["content"]
 
 
+def ask_by_messages(text):
+    body = json.dumps({"max_tokens": 4, "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Content-Type": "application/json", "x-api-key": os.environ["ANTHROPIC_API_KEY"]}
+    request = urllib.request.Request(f"{os.environ['ANTHROPIC_BASE_URL']}/v1/messages", body, headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)["generation_token_ids"]
+
+
 def report(path, **body):
     url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + path
     urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=20).read()
@@ -26,6 +34,9 @@ def report(path, **body):
 def main(kind, task_file):
     task = json.loads(Path(task_file).read_text())
     if kind == "silent":
+        return
+    if kind == "anthropic":
+        print(float(bool(ask_by_messages(task["prompt"]))))
         return
     said = ask(task["prompt"])
     if kind == "prints":

@@ -40,6 +40,12 @@ def test_the_reward_is_posted_or_printed(play, kind, reward, score):
     assert program[0]["stdout"].endswith("}\n" if kind == "prints" else "1.0\n")
 
 
+def test_a_program_may_speak_anthropic_s_api(play):
+    rows = play("anthropic")
+    assert [row.reward for row in rows] == [1.0] * 4
+    assert all(0 < len(row.actions[0].token_ids) <= 4 for row in rows)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

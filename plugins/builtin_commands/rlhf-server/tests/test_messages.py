@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import anthropic
 import httpx
 import pytest
 
+anthropic = pytest.importorskip("anthropic", reason="comes with make setup-distributed")
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS = [{"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}]

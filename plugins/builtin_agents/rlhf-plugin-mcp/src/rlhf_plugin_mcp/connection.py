@@ -43,6 +43,7 @@ class Connection:
     async def open(self) -> None:
         """Starts the server, or connects to it. Raises ``ServerLost``."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it after the deadline
         self._task = asyncio.create_task(self._hold(ready))
         try:
             async with asyncio.timeout(self.start_timeout_s):

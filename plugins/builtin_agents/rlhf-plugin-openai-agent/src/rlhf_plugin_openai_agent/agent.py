@@ -100,6 +100,7 @@ class OpenAIAgent:
             named = {name: os.environ[name] for name in (*KEPT, *self.options.env) if name in os.environ}
             own = {"HOME": folder, "TMPDIR": folder, "RLHF_TASK_FILE": str(file), "RLHF_EPISODE": episode.episode_id}
             own |= {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.api_key, "OPENAI_MODEL": "policy"}
+            own |= {"ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": endpoint.api_key}
             places = {"{task_file}": str(file), "{python}": sys.executable}
             command = [_replaced(part, places) for part in self.command]
             ended = await run(command, _where(), named | own)

@@ -40,7 +40,7 @@ def memory(pids: list[int]) -> int:
 
 def removed_bytes(pids: list[int]) -> int:
     """Returns the bytes of removed files that these processes hold open or mapped."""
-    files = {}
+    files: dict[tuple[int, int, int], int] = {}
     for pid in pids:
         for name, size in _mapped(pid):
             files[name] = max(size, files.get(name, 0))
