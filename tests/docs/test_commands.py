@@ -73,7 +73,10 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "environments.md"),
         *blocks(PICTURES),
     ]:
-        if block.title and block.title.endswith((".yaml", ".jsonl", ".py", ".txt")):
+        if block.title and (
+            block.title.endswith((".yaml", ".jsonl", ".json", ".py", ".txt")) or block.title.startswith("tasks/")
+        ):
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.body)
     (folder / "charts").mkdir()
     for number in (1, 2):

@@ -45,8 +45,8 @@ class ShellAgent:
 
         format: Literal["auto", "native", "fence", "line"] = Field(
             "auto",
-            description="how commands are written. native: calls of a tool, by the chat template; fence: blocks ```sh; line: the"
-            " first line of the answer; auto: native where the chat template has tools, else fence",
+            description="how commands are written. native: calls of a tool, by the chat template; fence: blocks fenced as sh;"
+            " line: the first line of the answer; auto: native where the chat template has tools, else fence",
         )
         max_turns: int = Field(8, ge=1, description="answers per episode; commands of the last one are run, too")
         hint: str | None = Field(None, description="text before the task's prompt; default: how to write a block, for fence")
