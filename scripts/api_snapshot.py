@@ -21,7 +21,7 @@ from typing import Any
 
 import rlhf_host
 from rlhf_host import backends as backend_parts
-from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing
+from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing, trackers
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
@@ -72,6 +72,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.runtimes.building": sorted(building.__all__),
             "rlhf_host.settings": sorted(settings.__all__),
             "rlhf_host.testing": sorted(testing.__all__),
+            "rlhf_host.trackers": sorted(trackers.__all__),
         },
         "functions": {
             name: _parameters(getattr(functional, name))

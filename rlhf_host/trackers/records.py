@@ -99,3 +99,35 @@ def spread(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     total = len(trajectories)
     count = min(count, total)
     return [trajectories[i * total // count] for i in range(count)]
+
+
+def sample_rows(
+    step: int, split: str, trajectories: Sequence[Trajectory], *, every: int, rows: int, tokenizer: Any = None
+) -> list[dict[str, Any]]:
+    """Returns rows for a table of samples, all with the same columns; none at a step without samples.
+
+    Texts have UTF-8, and a number is None where there is none.
+
+    Args:
+        step: of ``log_trajectories``, as are ``split`` and ``trajectories``.
+        every: steps between tables of ``train``. The first steps and all evaluations have one.
+        rows: maximum number, evenly spaced among the trajectories.
+        tokenizer: of the run (``RunContext.tokenizer``); with it, texts have their special tokens.
+    """
+    if not has_samples(split, step, every):
+        return []
+    return [_sample_row(step, trajectory, tokenizer) for trajectory in spread(trajectories, rows)]
+
+
+def _sample_row(step: int, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
+    # A column holds one type, and no UTF-8 exists for lone surrogates.
+    texts = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory, tokenizer)]
+    return {
+        "step": step,
+        **dict(zip(("prompt", "completion", "label"), texts, strict=True)),
+        "reward": number(trajectory.reward),
+        "score": number(trajectory.score),
+        "advantage": number(trajectory.advantage),
+        "finish_reason": trajectory.finish_reason,
+        "length": trajectory.action_length,
+    }

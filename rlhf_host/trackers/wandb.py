@@ -11,7 +11,7 @@ from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import has_samples, number, numbers, sample_texts, spread
+from rlhf_host.trackers.records import numbers, sample_rows
 from rlhf_host.training.records import plain
 
 
@@ -76,12 +76,11 @@ class WandB:
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        if self._run is None or not trajectories or not has_samples(split, step, self.options.every):
-            return
-        columns = ["step", "prompt", "completion", "label", "reward", "score", "finish_reason", "length"]
-        rows = [_row(step, trajectory, self._tokenizer) for trajectory in spread(trajectories, self.options.rows)]
-        table = self._wandb.Table(columns=columns, data=rows)
-        self._run.log({f"{split}/trajectories": table}, step=step)
+        options = self.options
+        rows = sample_rows(step, split, trajectories, every=options.every, rows=options.rows, tokenizer=self._tokenizer)
+        if self._run is not None and rows:
+            table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+            self._run.log({f"{split}/trajectories": table}, step=step)
 
     @hookimpl
     def run_finished(self, outcome: Outcome) -> None:
@@ -96,10 +95,3 @@ class WandB:
     @hookimpl
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._id = state["id"]
-
-
-def _row(step: int, trajectory: Trajectory, tokenizer: Any) -> list[Any]:
-    # A column holds one type, and no UTF-8 exists for lone surrogates.
-    cells = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory, tokenizer)]
-    rewards = (number(trajectory.reward), number(trajectory.score))
-    return [step, *cells, *rewards, trajectory.finish_reason, trajectory.action_length]

@@ -19,6 +19,7 @@ MODULES = (
     "rlhf_host.models",
     "rlhf_host.rollouts",
     "rlhf_host.runs",
+    "rlhf_host.trackers",
 )
 
 

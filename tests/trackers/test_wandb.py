@@ -75,8 +75,9 @@ def test_an_offline_run_holds_metrics_and_samples_and_a_resumed_one_goes_on_in_i
     assert found == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert {run_id for run_id, _ in rows} == {state["id"]}
     (table,) = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("wandb/*/files/media/table/train/*.json")]
-    assert table["columns"] == ["step", "prompt", "completion", "label", "reward", "score", "finish_reason", "length"]
-    assert table["data"][0] == [1, "2+3=", "5", "5", 1.0, 1.0, "stop", 1]
+    columns = ["step", "prompt", "completion", "label", "reward", "score", "advantage", "finish_reason", "length"]
+    assert table["columns"] == columns
+    assert table["data"][0] == [1, "2+3=", "5", "5", 1.0, 1.0, None, "stop", 1]
     assert len(table["data"]) == 9
     assert any("[bold red]hi" in str(row[2]) for row in table["data"])
 
