@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -133,6 +133,20 @@ build/harbor/bin/python: | $(STAMP)
 
 test-harbor: setup build/harbor/bin/python ## play a task that the real harbor made, and compare its fields with those read here
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_harbor.py
+
+# MLflow, SwanLab and Trackio want other versions than .venv has of a few packages, which this environment has before those.
+build/trackers/bin/python: | $(STAMP)
+	rm -rf build/trackers.unfinished
+	$(PYTHON) -m venv build/trackers.unfinished
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$(build/trackers.unfinished/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/host.pth"
+	build/trackers.unfinished/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints/trackers.txt
+	@rm -rf build/trackers && mv build/trackers.unfinished build/trackers
+
+setup-trackers: build/trackers/bin/python ## make build/trackers, .venv with MLflow, SwanLab and Trackio before it: 0.5 GB
+
+test-trackers: setup build/trackers/bin/python ## train with the real MLflow, SwanLab and Trackio as trackers
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/trackers/bin/python -m pytest $(foreach name,mlflow swanlab trackio,plugins/builtin_trackers/rlhf-tracker-$(name))
 
 # In an environment of its own: it wants other versions of what it shares with the host.
 build/cluster-tools/bin/python:

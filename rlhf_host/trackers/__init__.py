@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.trackers.records import numbers, sample_rows
-    from rlhf_host.training.records import plain
+    from rlhf_host.trackers.records import numbers, readable, sample_rows
 
 _HOME = {
     "numbers": "trackers.records",
-    "plain": "training.records",
+    "readable": "trackers.records",
     "sample_rows": "trackers.records",
 }
 """Name → its module in ``rlhf_host``, imported when the name is first asked for."""
 
-__all__ = ["numbers", "plain", "sample_rows"]
+__all__ = ["numbers", "readable", "sample_rows"]
 
 __getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})

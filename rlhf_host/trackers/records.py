@@ -24,6 +24,21 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, metric in metrics.items() if (value := number(metric)) is not None}
 
 
+def readable(value: Any) -> Any:
+    """Converts settings, a table's cell or a text to strict JSON, as ``plain`` does, with half a character (a lone surrogate), for
+    which no UTF-8 exists, as its escape.
+    """
+    match plain(value):
+        case str(text):
+            return text.encode("utf-8", "backslashreplace").decode()
+        case dict(items):
+            return {readable(name): readable(item) for name, item in items.items()}
+        case list(items):
+            return [readable(item) for item in items]
+        case other:
+            return other
+
+
 def shorten(text: str, width: int) -> str:
     """Returns at most ``width`` characters, with the middle left out, because answers are at the end."""
     if len(text) <= width:
@@ -120,11 +135,12 @@ def sample_rows(
 
 
 def _sample_row(step: int, trajectory: Trajectory, tokenizer: Any) -> dict[str, Any]:
-    # A column holds one type, and no UTF-8 exists for lone surrogates.
-    texts = [text.encode("utf-8", "backslashreplace").decode() for text in sample_texts(trajectory, tokenizer)]
+    prompt, completion, label = map(readable, sample_texts(trajectory, tokenizer))
     return {
         "step": step,
-        **dict(zip(("prompt", "completion", "label"), texts, strict=True)),
+        "prompt": prompt,
+        "completion": completion,
+        "label": label,
         "reward": number(trajectory.reward),
         "score": number(trajectory.score),
         "advantage": number(trajectory.advantage),

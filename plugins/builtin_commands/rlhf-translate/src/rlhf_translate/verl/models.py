@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from rlhf_translate import shared
 from rlhf_translate.options import (
     PROGRAM,
     Convert,
@@ -134,17 +135,14 @@ def _of_vllm(name: str) -> Convert:
 
 
 def trackers(option: Option, given: Given) -> Outcome:
-    if option.is_off:
-        return same("the console is always there")
-    known = {f"tracker.{name}.name": name for name in option.items if name in ("wandb", "tensorboard")}
-    others = [name for name in option.items if name not in ("wandb", "tensorboard", "console")]
-    if others and not known:
-        return lost(f"no tracker here is called {', '.join(others)}")
-    return to(known, f"without {', '.join(others)}" if others else "") if known else same("the console is always there")
+    there = "the console is always there"
+    return same(there) if option.is_off else shared.trackers(option, "console", there)
 
 
 def project(option: Option, given: Given) -> Outcome:
-    return to({"tracker.wandb.project": option.written}) if "wandb" in given["trainer.logger"].items else same("no wandb")
+    chosen = given["trainer.logger"].items
+    settings = {key: option.written for name, key in shared.PROJECT_OF.items() if name in chosen}
+    return to(settings) if settings else same("no tracker here has projects")
 
 
 def _val_temperature(option: Option, given: Given) -> Outcome:

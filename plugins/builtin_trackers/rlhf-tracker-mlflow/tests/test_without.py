@@ -1,0 +1,16 @@
+"""The package without MLflow."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from rlhf_tracker_mlflow import MLflow
+
+from rlhf_host import PluginError
+
+
+def test_a_missing_package_is_named_with_its_install_line(context, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(PluginError, match=r"pip install 'rlhf-tracker-mlflow\[mlflow\]'"):
+        MLflow(MLflow.Options()).run_started(context())
