@@ -57,6 +57,16 @@ HOSTILE = "\x1b[2J<b>bold</b> \x00 \ud800 \u202e ✓," + "x" * 20_000
 """What a model may write: escape sequences, markup, half a character, and much of it."""
 
 
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home without ClearML's configuration, for its note of the last task."""
+    for name in ("CLEARML_OFFLINE_MODE", "CLEARML_CACHE_DIR", "CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
 @pytest.fixture
 def rlhf(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``rlhf(...)`` in ``tmp_path``, which has ``end.py``."""
@@ -64,7 +74,7 @@ def rlhf(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
         # ClearML leaves notes for processes that belong to its task.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CLEARML_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CLEARML_", "TRAINS_"))}
         environment = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **variables}
         command = [sys.executable, "-m", "rlhf_host", *arguments]
         done = subprocess.run(

@@ -18,16 +18,6 @@ from rlhf_host import Outcome, PluginError
 from .conftest import HOSTILE, ODD_METRICS, logged, sampled
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch, tmp_path_factory) -> Path:
-    """A home without ClearML's configuration, for its note of the last task."""
-    for name in ("CLEARML_OFFLINE_MODE", "CLEARML_CACHE_DIR", "CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    folder = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(folder))
-    return folder
-
-
 class Session:
     """An offline session, as ``Task.import_offline_session`` reads it."""
 
@@ -122,7 +112,7 @@ for name in ("first", "second"):
 
 
 def test_runs_of_one_process_are_apart_and_a_failed_one_is_marked(tmp_path):
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("CLEARML_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CLEARML_", "TRAINS_"))}
     variables = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", FAILS], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
@@ -162,7 +152,7 @@ def test_a_dry_run_writes_nothing(train, tmp_path, home):
 def test_online_without_a_server_asks_nothing_and_ends_the_run_before_it_begins(train, tmp_path):
     said = train("--train.steps", "3", "--clearml", code=2).stderr
     (line,) = [line for line in said.splitlines() if line.startswith("Error")]
-    assert "tracker 'clearml' cannot start: It seems ClearML is not configured on this machine!" in line
+    assert "ClearML is not configured on this machine" in line
     assert line.endswith("run clearml-init, or use --tracker.clearml.mode offline")
     assert "Traceback" not in said
     assert not (tmp_path / "run/checkpoints").exists()

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from rlhf_host import RunContext, Segment, Task, Trajectory
+
+FOLDER = tempfile.TemporaryDirectory(prefix="trackio-")
+os.environ["TRACKIO_DIR"] = FOLDER.name  # Trackio reads it as it is imported, once for a process
 
 END = '''"""Ends a run as ENDING says."""
 import os

@@ -34,7 +34,7 @@ trackio = pytest.importorskip("trackio", reason="needs trackio: make test-tracke
 
 @pytest.fixture(autouse=True)
 def folder() -> Path:
-    """The folder of Trackio in this process, which ``test_contract`` has chosen before Trackio was imported."""
+    """The folder of Trackio in this process, which ``conftest`` has chosen before Trackio was imported."""
     return trackio.utils.TRACKIO_DIR
 
 
