@@ -100,7 +100,7 @@ def make_optimizer(
     """
     if name == ADAMW and not arguments:
         return torch.optim.AdamW(groups, lr=lr, betas=role.betas, eps=role.adam_eps, fused=True)
-    kind = optimizer_class(name)
+    kind: Any = optimizer_class(name)
     known = inspect.signature(kind.__init__).parameters
     of_roles = ("self", "params", "lr", "weight_decay", *SETTINGS)
     if unknown := [key for key in arguments if key not in known or key in of_roles]:
@@ -121,7 +121,8 @@ def make_optimizer(
     }
     if "weight_decay" not in known:
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
-    return kind(groups, lr=lr, **own, **arguments)
+    made: torch.optim.Optimizer = kind(groups, lr=lr, **own, **arguments)
+    return made
 
 
 def _fits(parameter: inspect.Parameter, role: RoleConfig, setting: str) -> bool:
@@ -141,7 +142,7 @@ def _muon(
     """Returns Muon for the matrices of blocks and AdamW for all others. Its step is scaled to the size of AdamW's
     (``match_rms_adamw``), so one learning rate serves both (arXiv:2502.16982, eq. 4).
     """
-    matrices, others = [], []
+    matrices, others = list[dict[str, Any]](), list[dict[str, Any]]()
     for group in groups:
         for part, wanted in ((matrices, True), (others, False)):
             if chosen := [each for each in group["params"] if (each.dim() == 2 and each not in outside) is wanted]:

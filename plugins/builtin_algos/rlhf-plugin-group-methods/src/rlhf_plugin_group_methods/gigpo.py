@@ -64,7 +64,7 @@ def turns_of(experience: Experience, gamma: float) -> tuple[dict[Turn, tuple[obj
     shaped = experience.token_rewards if experience.shaped is None else experience.token_rewards + experience.shaped
     for row, trajectory in enumerate(experience.trajectories):
         observed = list(observations(trajectory))
-        rewards = defaultdict(float)
+        rewards = defaultdict[int, float](float)
         ids, given = experience.turn_ids[row].tolist(), shaped[row].tolist()
         for turn, reward, action in zip(ids, given, experience.action_mask[row].tolist(), strict=True):
             if action:
