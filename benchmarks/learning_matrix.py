@@ -1,4 +1,4 @@
-"""Does everything learn? Trains every installed online algorithm with its default loss, and GRPO with every policy loss, on
+"""Does everything learn? Trains every installed online algorithm that needs rewards alone, and GRPO with every policy loss, on
 two-digit sums (``half_trained.py``): same budget, same seeds, by the real command line. Leaves with 1 unless the
 median of every row ends at 0.85 or more and no run ends below its start.
 
@@ -28,12 +28,14 @@ from typing import Any
 
 import half_trained
 
+from rlhf_host import Needs
 from rlhf_host.functional import PolicyLossOptions
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.selection import build
 
 GOAL = 0.85
 PASS = "eval/pass@1"
+OWN = "own"
 EVERY_LOSS = "grpo"
 """The algorithm that is trained with every policy loss."""
 
@@ -51,9 +53,14 @@ class Row:
 
     algorithm: str
     loss: str = "clip"
+    """Policy loss; ``own``: the algorithm has a loss of its own."""
 
     def __str__(self) -> str:
         return f"{self.algorithm}:{self.loss}"
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--algo", self.algorithm, *([] if self.loss == OWN else ["--algo.loss", self.loss])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +78,22 @@ class Run:
 
 
 def rows() -> list[Row]:
-    """Every installed algorithm that learns from prompts with ``clip``, then GRPO with the other losses."""
+    """Every installed algorithm that learns from rewards of sampled answers, then GRPO with the other losses."""
     found = {info.name: build(info, {}) for info in discover() if info.kind == "algo" and info.status == "ok"}
-    algorithms = sorted(name for name, plugin in found.items() if plugin.needs().data == "prompts")
+    algorithms = [Row(name, _loss(found[name])) for name in sorted(found) if _from_rewards(found[name].needs())]
     losses = typing.get_args(PolicyLossOptions.model_fields["loss"].annotation)
-    others = [Row(EVERY_LOSS, loss) for loss in losses if loss != "clip" and EVERY_LOSS in algorithms]
-    return [*map(Row, algorithms), *others]
+    others = [Row(EVERY_LOSS, loss) for loss in losses if loss != "clip" and EVERY_LOSS in found]
+    return [*algorithms, *others]
+
+
+def _from_rewards(needs: Needs) -> bool:
+    """Returns True unless it needs a model beside actor and critic, such as a teacher or a reference."""
+    return needs.data == "prompts" and needs.rewards and {role.name for role in needs.roles} <= {"actor", "critic"}
+
+
+def _loss(plugin: Any) -> str:
+    field = plugin.Options.model_fields.get("loss")
+    return "clip" if field is not None and "clip" in typing.get_args(field.annotation) else OWN
 
 
 def chosen(wanted: Sequence[str]) -> list[Row]:
@@ -91,7 +108,7 @@ def chosen(wanted: Sequence[str]) -> list[Row]:
 def planned(rows: Iterable[Row], seeds: Sequence[int], steps: int, more: Sequence[str]) -> list[Run]:
     runs = []
     for row in rows:
-        flags = [*half_trained.flags(), "--algo", row.algorithm, "--algo.loss", row.loss, "--reward", "math_verifier"]
+        flags = [*half_trained.flags(), *row.flags, "--reward", "math_verifier"]
         flags += ["--train.steps", str(steps), "--train.threads", "1", *QUIET, *EXTRA.get(row.algorithm, []), *more]
         runs += [Run(row, seed, steps, (*flags, "--seed", str(seed))) for seed in seeds]
     return runs
