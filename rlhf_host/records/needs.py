@@ -69,7 +69,7 @@ class RoleNeed:
 
 What: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy", "logits", "distribution"]
 _OWN = ("logprobs", "values", "scores", "token_scores", "entropy", "logits")
-_OF_ROLES = ("logprobs", "values", "bootstrap", "distribution")
+_OF_ROLES = ("logprobs", "values", "bootstrap", "distribution", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Output:
 
     Without a role, it belongs to the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values``,
     ``scores`` or ``token_scores``. With a role, it is computed over the experience, before advantages: ``logprobs``,
-    ``values`` or ``bootstrap`` (the value after the last token). The ``distribution`` of a role is in ``outputs.others[role]``
-    of the pass. It covers the ``top`` likeliest tokens, or the whole vocabulary; then the role must be in the same place as the
-    actor.
+    ``entropy``, ``values`` or ``bootstrap`` (the value after the last token). The ``distribution`` of a role is in
+    ``outputs.others[role]`` of the pass. It covers the ``top`` likeliest tokens, or the whole vocabulary; then the role must be in
+    the same place as the actor.
 
     Raises ``ValueError`` for an unknown combination.
     """

@@ -141,9 +141,11 @@ class Batch:
     """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
     prompts: dict[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     """role → the prompts under which it sees the rows, where a plugin has rewritten them (``rewrite_prompts``)."""
+    entropy: dict[str, Tensor] = field(default_factory=dict)
+    """role → ``[B, T]``: the entropy of its distribution of each token, before the step."""
 
     def __post_init__(self) -> None:
-        for name in ("logprobs", "values", "bootstrap", "distributions"):
+        for name in ("logprobs", "values", "bootstrap", "distributions", "entropy"):
             if (values := getattr(self, name)) is not None:  # as in a part of a batch that is on its way
                 setattr(self, name, OfRoles(f"batch.{name}", name.replace("distributions", "distribution"), values))
 
@@ -256,7 +258,7 @@ class Distribution:
     """``[B, T, k]`` int64: the tokens; None: the whole vocabulary, in order."""
 
 
-RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap"]
+RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy"]
 """Quantities that can be requested of a role over a batch."""
 OF_ROWS = ("scores", "bootstrap")
 """Quantities of shape ``[B]``; the others are ``[B, T]``."""

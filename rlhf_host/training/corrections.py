@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -54,7 +55,7 @@ def correction_weights(
     current, mask = outputs.logprobs.detach(), batch.action_mask
     old = current if batch.old_logprobs is None or gates_only else batch.old_logprobs
     logprobs = PolicyLogprobs(current, old, batch.sampler_logprobs)
-    answers = hooks.each("importance_weights", logprobs=logprobs, batch=batch)
+    answers = [*_answers(hooks, logprobs, batch)]
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
     needs, later = hooks.needs(), Readings() if readings is None else readings
@@ -79,6 +80,14 @@ def correction_weights(
     if readings is None:
         later.read()
     return Corrections(tokens, rows, frozenset(key for key, _ in answers), frozenset(row_keys))
+
+
+def _answers(hooks: PluginManager, logprobs: PolicyLogprobs, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    """Yields each plugin's weights, if it gives some. A plugin sees its own ``prepare_batch`` as ``batch.own``."""
+    for key in hooks.names("importance_weights"):
+        batch.own = batch.extra.get(hooks.by_key[key].alias, {})
+        if (weights := hooks.call(key, "importance_weights", logprobs=logprobs, batch=batch)) is not None:
+            yield key, weights
 
 
 def _examine(key: str, findings: list[float]) -> None:

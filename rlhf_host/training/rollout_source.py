@@ -218,6 +218,8 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
             experience.logprobs[role] = trainer.outputs(role, "logprobs", experience.seen_by(role))
         elif quantity == "values":
             experience.values[role] = trainer.outputs(role, "values", experience.seen_by(role))
+        elif quantity == "entropy":
+            experience.entropy[role] = trainer.outputs(role, "entropy", experience.seen_by(role))
         elif quantity == "bootstrap":
             experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience.seen_by(role))
     if mode == "recompute":

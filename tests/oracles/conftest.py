@@ -111,7 +111,8 @@ def verl() -> SimpleNamespace:
 
         return of
 
-    return SimpleNamespace(core=core, functional=functional, corrections=corrections, loss=loss)
+    policy = config.PolicyLossConfig
+    return SimpleNamespace(core=core, functional=functional, corrections=corrections, loss=loss, policy=policy)
 
 
 @pytest.fixture(scope="session")

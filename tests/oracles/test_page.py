@@ -10,6 +10,7 @@ from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, VESPO, GiGPO, MaxRL
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
+from rlhf_plugin_off_policy.m2po import M2PO
 from rlhf_plugin_online_dpo import OnlineDPO
 from rlhf_plugin_ppo import PPO
 from rlhf_plugin_raft import RAFT
@@ -50,6 +51,7 @@ PLUGINS = {
     "sequence_truncate": SequenceTruncate,
     "sequence_mask": SequenceMask,
     "off_policy_mask": OffPolicyMask,
+    "m2po": M2PO,
 }
 
 

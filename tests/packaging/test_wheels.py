@@ -102,7 +102,8 @@ def test_a_plugin_states_which_hosts_it_was_made_for(name, metadata):
     later = f"{this.major}.{this.minor + 1}.0" if this.major == 0 else f"{this.major + 1}.0.0"
     assert host.specifier.contains(__version__)
     assert not host.specifier.contains(later)
-    assert not [requirement.name for requirement in requirements if requirement.name.startswith("rlhf-plugin-")]
+    for other in (requirement for requirement in requirements if requirement.name.startswith("rlhf-plugin-")):
+        assert other.specifier == host.specifier, "packages that share something are of one version"
 
 
 @pytest.mark.parametrize(("name", "project"), [*zip(["rlhf-host", *NAMES], PROJECTS, strict=True)])

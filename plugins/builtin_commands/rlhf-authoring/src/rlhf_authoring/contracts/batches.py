@@ -87,6 +87,8 @@ def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
             batch.logprobs[role] = torch.where(batch.completion_mask, batch.sampler_logprobs + 0.1 * noise(batch, salt), 0.0)
         elif what == "values":
             batch.values[role] = noise(batch, salt)
+        elif what == "entropy":
+            batch.entropy[role] = noise(batch, salt).abs()
         elif what == "bootstrap":
             batch.bootstrap[role] = noise(batch, salt)[:, 0].clone()
     return batch

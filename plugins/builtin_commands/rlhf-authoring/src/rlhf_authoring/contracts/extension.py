@@ -140,6 +140,7 @@ def _correction_batch(subject: Subject) -> Experience:
 def _weights(subject: Subject, batch: Experience) -> Any:
     """Returns what ``importance_weights`` gives for the whole batch, as ``[B, T]``, whichever shape it has."""
     assert batch.old_logprobs is not None
+    batch.own = batch.extra.get(subject.info.name, {})
     logprobs = PolicyLogprobs(current=batch.old_logprobs, old=batch.old_logprobs, sampler=batch.sampler_logprobs)
     weights = subject.manager().one("importance_weights", logprobs=logprobs, batch=batch)
     per_row = isinstance(weights, Tensor) and weights.shape == batch.action_mask.shape[:1]

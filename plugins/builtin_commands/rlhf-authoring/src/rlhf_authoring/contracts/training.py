@@ -98,12 +98,12 @@ def training_batch(subject: Subject, manager: PluginManager, groups: Sequence[Gr
         advantages_of(manager, batch)
     else:
         apply_rewards(batch, manager)
-    for key, extra in manager.each("prepare_batch", experience=batch):
-        batch.extra[manager.by_key[key].alias] = dict(extra)
-    no_rows(batch, manager)
     if batch.advantages is None and "make_rows" not in subject.hooks:
         batch.advantages = torch.where(batch.action_mask, noise(batch, 70), 0.0)
         batch.returns = torch.where(batch.action_mask, noise(batch, 71), 0.0)
+    for key, extra in manager.each("prepare_batch", experience=batch):
+        batch.extra[manager.by_key[key].alias] = dict(extra)
+    no_rows(batch, manager)
     with torch.no_grad():
         now = Bigram()("lm", batch).logprobs
     assert now is not None
