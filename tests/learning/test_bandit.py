@@ -36,7 +36,9 @@ STEPS = 16
 def online_algorithms() -> dict[str, Needs]:
     """All that are installed, learn from prompts and rewards and need no option."""
     found = {info.name: build(info, {}).needs() for info in discover() if info.kind == "algo" and info.status == "ok"}
-    return {name: needs for name, needs in sorted(found.items()) if needs.data == "prompts" and needs.rewards}
+    learning = {name: needs for name, needs in sorted(found.items()) if needs.data == "prompts" and needs.rewards}
+    # The policy as its own teacher learns from texts of its own, which say nothing here.
+    return {name: needs for name, needs in learning.items() if not any(role.follows for role in needs.roles)}
 
 
 ALGORITHMS = online_algorithms()

@@ -149,6 +149,8 @@ FIT = {
     "prepare_batch": {"None", "dict"},
     "check_labels": {"None", "dict"},
     "state_dict": {"None", "dict"},
+    "rewrite_prompts": {"None", "dict"},
+    "rows_beside": {"None"},
 }
 """What of these a hook may answer; what is in it is checked where it is used."""
 

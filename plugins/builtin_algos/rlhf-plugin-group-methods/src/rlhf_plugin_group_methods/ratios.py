@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from rlhf_host import Batch, Outputs
-from rlhf_host.functional.policy import MAX_LOG
+
+MAX_LOG = 20.0
+"""Largest difference of log-probabilities that counts, as in the host's policy losses."""
 
 
 class Terms(NamedTuple):
