@@ -38,6 +38,7 @@ NEAR = {
             "a_resumed_run_is_value_for_value_the_one_that_never_stopped",
         )
     ),
+    "rlhf_host/backends/optimizers": "tests/backends/test_optimizers.py tests/backends/test_steps.py",
     "rlhf_host/backends": "tests/backends/test_steps.py",
     "rlhf_host/data/spans": "tests/data/test_spans.py",
     "rlhf_host/data/stream": "tests/data/test_stream.py",
@@ -53,11 +54,14 @@ NEAR = {
     "rlhf_host/models/adapters": "tests/models/test_adapters.py",
     "rlhf_host/models/logprobs": "tests/models/test_logprobs.py",
     "rlhf_host/models/passes": "tests/models/test_passes.py",
+    "rlhf_host/records/tensors": "tests/training/test_rewritten_prompts.py",
     "rlhf_host/rollouts/admission": "tests/rollouts/test_admission.py",
     "rlhf_host/rollouts/experience": (
         "tests/rollouts/test_experience.py tests/rollouts/test_collect.py tests/rollouts/test_broken_plugins.py"
     ),
     "rlhf_host/runtimes": "tests/runtimes/test_batch_shards.py",
+    "rlhf_host/training/beside": "tests/training/test_beside.py",
+    "rlhf_host/training/following": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
     "rlhf_host/training": "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py",
 }
 """Beginning of a path → the fast tests in the folder of that code. Those of another package in ``plugins`` are its own, but for

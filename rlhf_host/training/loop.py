@@ -116,12 +116,12 @@ class Loop:
             of_updates = optimize(
                 trainer,
                 drawn.batch,
-                drawn.beside,
                 number,
                 sampled=drawn.sampled,
                 config=self.parts.config,
                 roles=self.roles,
                 run_dir=self.parts.run_dir,
+                beside=drawn.beside,
             )
             for need in self.parts.needs.roles:
                 if need.moves and need.follows is not None and number % need.follows.every == 0:

@@ -22,21 +22,21 @@ from rlhf_host.training.saved_rows import lines, write_lines
 def optimize(
     trainer: Trainer,
     experience: Experience,
-    beside: Mapping[str, Experience],
     step: int,
     *,
     sampled: bool,
     config: RunConfig,
     roles: Sequence[str],
     run_dir: Path,
+    beside: Mapping[str, Experience] | None = None,
 ) -> dict[str, float]:
     """Makes ``train.epochs × train.minibatches`` updates and returns their metrics.
 
     Args:
-        beside: rows of plugins that train with it, dealt out over the updates.
         sampled: the rows were sampled by the current weights.
         roles: the trained roles.
         run_dir: directory for rows whose update is not finite.
+        beside: rows of plugins that train with it, by their aliases, dealt out over the updates.
 
     Raises:
         RunError: a loss or gradient is not finite, unless ``train.on_nonfinite`` is ``skip``; or no plugin gave a loss.
@@ -45,7 +45,7 @@ def optimize(
     made: list[Update] = []
     updates = skipped = 0
     for epoch in range(train.epochs):
-        for batch in _updates(experience, beside, train.minibatches, [config.seed, step, epoch]):
+        for batch in _updates(experience, beside or {}, train.minibatches, [config.seed, step, epoch]):
             update = trainer.update(batch, sampled_now=sampled and not made)
             made.append(update)
             if update.refused is None:
