@@ -109,6 +109,9 @@ TABLE = [
         "advantages_are_deterministic", "algorithm", LEVEL, LEVEL.replace("level", "level * (1 + torch.initial_seed() % 2)")
     ),
     breaks("advantages_rise_with_the_reward", "algorithm", LEVEL, LEVEL.replace("level", "-level")),
+    breaks("rewritten_prompts_fit_the_rows", "hints", 'return {"teacher"', 'prompts.pop()\n        return {"teacher"'),
+    breaks("rewritten_prompts_fit_the_rows", "hints", '{"teacher": prompts}', '{"actor": prompts}'),
+    breaks("rewritten_prompts_fit_the_rows", "hints", "[3, *ids]", "[]"),
     breaks("made_rows_are_of_the_samples", "algorithm of chosen rows", "return rows", "return rows + rows"),
     breaks("loss_items_are_well_formed", "algorithm", ".abs(), mask)", ".abs() + float('inf'), mask)"),
     breaks("loss_is_pure", "algorithm", 'LossTerm("policy", values)', 'LossTerm("policy", values * (1 + self.seen))'),

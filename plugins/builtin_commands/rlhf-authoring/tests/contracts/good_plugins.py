@@ -219,6 +219,20 @@ MASKS = (
 """
 )
 
+HINTS = (
+    HEAD
+    + """
+    @hookimpl
+    def needs(self):
+        return Needs(roles=(RoleNeed("teacher"),), outputs=(Output("logprobs", role="teacher"),))
+
+    @hookimpl
+    def rewrite_prompts(self, experience):
+        prompts = [[3, *ids] for ids in experience.prompt_ids]
+        return {"teacher": prompts}
+"""
+)
+
 WEIGHTS = (
     HEAD
     + """
@@ -431,6 +445,7 @@ GOOD = {
     "transform": ("extension", TRANSFORM),
     "shaping": ("extension", SHAPE),
     "masks": ("extension", MASKS),
+    "hints": ("extension", HINTS),
     "weights": ("extension", WEIGHTS),
     "steering": ("extension", STEERING),
     "tasks": ("tasks", SOURCE),
