@@ -23,7 +23,7 @@ from rlhf_host.rollouts.scoring import Judges, judges, score_group
 from rlhf_host.training.assemble import Started
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.lifecycle import run_context, run_lifecycle
-from rlhf_host.training.rollout_source import add_advantages, add_outputs
+from rlhf_host.training.rollout_source import add_advantages, add_outputs, add_prompts
 from rlhf_host.training.saved_rows import WITH_TOKENS, SavedStep, check_vocabulary, decoder
 from rlhf_host.training.session import session
 
@@ -262,6 +262,7 @@ class _Replayer:
         # The weights that sampled are gone, so what they gave their tokens stands for π_old.
         mode = "fused" if self.config.old_logprobs_mode == "fused" else "sampler"
         if self.started is not None:
+            add_prompts(experience, self.manager, self.needs, self.started.handles)
             add_outputs(experience, self.started.runtime.trainer, self.needs, mode)
         elif mode == "sampler":
             experience.old_logprobs = experience.sampler_logprobs
