@@ -115,6 +115,10 @@ class Roles:
                     log.warning("%s: this model cannot be read in pieces, so each rank loads all of it first", need.name)
             if need.trainable and ranks.rank == 0:
                 _report_frozen(need.name, models[need.name])
+        for need, _ in setup.roles:
+            if need.moves:  # before a backend splits one of them
+                assert need.source is not None
+                refuse_different(need.name, models[need.name], need.source, models[need.source])
         for view in views.values():
             if view.start is not None and not view.live:
                 load_adapter(models[view.source], view.start, view.adapter)
@@ -138,10 +142,6 @@ class Roles:
         for name, view in views.items():
             source = roles[view.source]
             roles[name] = source.itself(name) if view.live else source.under(name, view.start and view.adapter)
-        for need, _ in setup.roles:
-            if need.moves:
-                assert need.source is not None
-                refuse_different(need.name, models[need.name], need.source, models[need.source])
         self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks)
         self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
         self.models = {name: role.passes.model for name, role in roles.items()}

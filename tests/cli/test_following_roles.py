@@ -28,7 +28,14 @@ def metrics(run):
 
 @pytest.mark.parametrize(
     ("case", "backend"),
-    [("reference", "fsdp"), ("live", "torch"), ("live", "deepspeed"), ("average", "fsdp"), ("beside", "deepspeed")],
+    [
+        ("reference", "fsdp"),
+        ("reference", "deepspeed"),
+        ("live", "torch"),
+        ("live", "deepspeed"),
+        ("average", "fsdp"),
+        ("beside", "deepspeed"),
+    ],
 )
 def test_two_ranks_under_ray_train_as_one_process_does_and_resume(rlhf, tiny_model, prompts, tmp_path, case, backend):
     texts = tmp_path / "texts.jsonl"
