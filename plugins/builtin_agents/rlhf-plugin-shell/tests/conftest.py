@@ -9,7 +9,8 @@ from rlhf_plugin_shell import ShellAgent
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_host import Episode, Sampling
+from rlhf_host import Advantages, Episode, Sampling, hookimpl
+from rlhf_host import functional as F
 from rlhf_host.installed import find
 from rlhf_host.internals import Episodes, EpisodeSettings, Gate, Loaded, PluginManager, SampledModel
 from rlhf_host.settings import RolloutConfig
@@ -83,3 +84,25 @@ def play():
         return asyncio.run(main())
 
     return run
+
+
+class Learner:
+    """RLOO in few lines: these tests run where no algorithm is installed."""
+
+    @hookimpl
+    def needs(self):
+        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
+
+    @hookimpl
+    def compute_advantages(self, experience):
+        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
+        return Advantages(F.on_actions(values, experience.action_mask))
+
+    @hookimpl
+    def compute_loss(self, outputs, batch):
+        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
+
+
+@pytest.fixture
+def learner():
+    return Learner()
