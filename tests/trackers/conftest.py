@@ -20,7 +20,7 @@ def odd_metrics() -> dict:
 
 @pytest.fixture
 def nasty() -> str:
-    """What a model may write: escape sequences, markup, direction marks, a lone surrogate."""
+    """Text that a model may write: escape sequences, markup, direction marks, a lone surrogate."""
     return "\x1b[2J\x07[bold red]hi[/bold red] [/nonsense] \x9b31m \u202egnp.exe \ud800 \u2028 \x00 ✓"
 
 

@@ -36,7 +36,7 @@ def call(command):
 
 @pytest.fixture
 def place(monkeypatch):
-    """Where shells have their folders, which must be empty in the end."""
+    """Directory of the shells' folders, which must be empty in the end."""
     with tempfile.TemporaryDirectory(prefix="rlhf-test-") as folder:
         os.chmod(folder, 0o755)
         monkeypatch.setattr(tempfile, "tempdir", folder)

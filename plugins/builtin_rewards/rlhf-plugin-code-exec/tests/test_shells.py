@@ -246,7 +246,7 @@ def test_no_attack_gets_out_of_a_shell(level, work, place, at_level):
 
 
 def test_uncontained_the_same_attacks_succeed():
-    """So a trial that finds nothing has looked."""
+    """Shows that a trial which finds nothing has looked."""
     found = asyncio.run(shell_escapes(reachable_python(), "none"))
     assert any("forks 300 times" in each for each in found)
     assert any("a change outside: written" in each for each in found)

@@ -54,7 +54,7 @@ ODD_METRICS: dict[str, Any] = {
     "text": "no number",
 }
 HOSTILE = "\x1b[2J<b>bold</b> \x00 \ud800 \u202e ✓," + "x" * 20_000
-"""What a model may write: escape sequences, markup, half a character, and much of it."""
+"""Text that a model may write: escape sequences, markup, half a character, and much of it."""
 
 
 @pytest.fixture

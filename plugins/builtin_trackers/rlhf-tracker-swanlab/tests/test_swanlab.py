@@ -26,7 +26,7 @@ def _no_account(monkeypatch, tmp_path_factory):
 
 
 class Session:
-    """What one process has written, from the file that ``swanlab sync`` uploads."""
+    """Reads what one process has written, from the file that ``swanlab sync`` uploads."""
 
     def __init__(self, folder: Path):
         from swanlab.proto.swanlab.record.v1.record_pb2 import Record

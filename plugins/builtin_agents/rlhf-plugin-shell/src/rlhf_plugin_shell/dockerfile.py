@@ -22,7 +22,7 @@ class Unsupported(ValueError):
 
 @dataclass(slots=True)
 class Built:
-    """What a Dockerfile builds."""
+    """Steps and settings that a Dockerfile states."""
 
     image: str = ""
     folder: str = ""

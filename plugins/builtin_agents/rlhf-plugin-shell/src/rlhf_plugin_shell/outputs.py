@@ -1,4 +1,4 @@
-"""What the policy is told of a command."""
+"""Text that tells the policy of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an episode works on: files, scripts and limits, from columns of a row or from a directory."""
+"""Files, scripts and limits of an episode, from columns of a row or from a directory."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ShellLimits:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command did."""
+    """Outcome of a command."""
 
     why: Why
     """``ended`` by itself, or why it was ended: too ``late``, or too much ``output``, ``memory``, ``disk`` or

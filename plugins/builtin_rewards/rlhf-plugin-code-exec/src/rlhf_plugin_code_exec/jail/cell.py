@@ -36,7 +36,7 @@ ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "
 
 @dataclass
 class Start:
-    """How a shell's cell starts.
+    """State in which a shell's cell starts.
 
     Args:
         folder: where.

@@ -25,7 +25,7 @@ RECEIVE, SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 
 @dataclass
 class Rules:
-    """What a filter allows, where other means keep it inside.
+    """Permissions of a filter, where other means keep it inside.
 
     Args:
         own_signals: signals are kept inside.
