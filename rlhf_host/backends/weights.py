@@ -14,15 +14,20 @@ from rlhf_host.protocols import Bucket
 T = TypeVar("T")
 
 
+def stored_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Returns parameters and persistent buffers as the model holds them, under every name they have."""
+    names = set(model.state_dict())
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return {name: tensor.detach() for name, tensor in tensors.items() if name in names}
+
+
 def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Yields parameters and persistent buffers under every name they have. A tied head is named too, because an engine would
     keep its old one otherwise.
 
     Adapters are merged and 4-bit weights widened one by one, on demand; the model does not change.
     """
-    names = set(model.state_dict())
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    weights = [(name, tensor.detach()) for name, tensor in tensors.items() if name in names]
+    weights = list(stored_weights(model).items())
     return merged_weights(model, weights) if has_adapters(model) or is_quantized(model) else weights
 
 

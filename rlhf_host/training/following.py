@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from rlhf_host.backends.weights import stored_weights
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import Buckets
 
@@ -12,16 +13,9 @@ BUCKET_BYTES = 2**28
 """Size of the pieces in which the trained weights are gathered."""
 
 
-def named(model: nn.Module) -> dict[str, Tensor]:
-    """Returns what ``Backend.weights`` yields of a model: parameters and persistent buffers under every name."""
-    names = set(model.state_dict())
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach() for name, tensor in tensors.items() if name in names}
-
-
 def refuse_different(follower: str, model: nn.Module, source: str, other: nn.Module) -> None:
     """Raises ``UserError`` for two models whose weights have other names or shapes."""
-    own, theirs = ({name: tuple(weight.shape) for name, weight in named(each).items()} for each in (model, other))
+    own, theirs = ({name: tuple(weight.shape) for name, weight in stored_weights(each).items()} for each in (model, other))
     if different := sorted(own.items() ^ theirs.items()):
         raise UserError(
             f"the role {follower} follows {source}, and their models differ, as in {different[0][0]}: leave {follower}.model out,"
@@ -37,7 +31,7 @@ def follow(model: nn.Module, weights: Buckets, share: float) -> None:
         model: it has all of its weights.
         weights: all weights of the source, under every name.
     """
-    own, moved = named(model), set[int]()
+    own, moved = stored_weights(model), set[int]()
     for bucket in weights:
         for name, weight in bucket:
             target = own[name]
