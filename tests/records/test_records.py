@@ -89,7 +89,7 @@ def test_a_loss_term_s_mask_and_aggregation_are_types(given, message):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (("entropy", "teacher"), "there is no output 'entropy' of a role"),
+        (("perplexity", "teacher"), "there is no output 'perplexity' of a role"),
         (("bootstrap",), "there is no output 'bootstrap' of the pass itself"),
         (("distribution",), "there is no output 'distribution' of the pass itself"),
         (("logprob", "teacher"), "logprobs, values, bootstrap, distribution"),

@@ -54,7 +54,7 @@ def main(kind, task_file):
         subprocess.Popen(["sleep", "60"])
         time.sleep(60)
     elif kind == "daemon":  # in a session of its own, holding the pipes
-        subprocess.Popen(["sleep", "7"], start_new_session=True)
+        subprocess.Popen(["sleep", "40"], start_new_session=True)
         print("1.0", flush=True)
     elif kind == "environment":
         print(json.dumps({"reward": float("SECRET_KEY" not in os.environ and os.environ.get("ALLOWED") == "1")}))

@@ -75,7 +75,14 @@ def rlhf(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
         # ClearML leaves notes for processes that belong to its task.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CLEARML_", "TRAINS_"))}
-        environment = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **variables}
+        environment = {
+            **inherited,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "200",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        }
         command = [sys.executable, "-m", "rlhf_host", *arguments]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
