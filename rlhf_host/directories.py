@@ -144,11 +144,11 @@ def new_directory(path: Path, *, like: Path | None = None, room: str = "make roo
             raise RunError(f"{path} cannot be written: {reason}; {facts}{_remedy(str(error), room)}") from error
         raise
     if path.exists() or path.is_symlink():
-        _remove(old)
+        remove(old)
         path.rename(old)
     aside.rename(path)
     flush(path.parent)
-    _remove(old)
+    remove(old)
 
 
 def _space(aside: Path, like: Path | None) -> str:
@@ -215,14 +215,14 @@ def remove_directory(path: Path) -> None:
     """Renames and then removes a directory, so that a killed removal never leaves half of it under its name."""
     if path.exists() or path.is_symlink():
         removed = path.with_name(f".{path.name}.removed")
-        _remove(removed)
+        remove(removed)
         path.rename(removed)
-        _remove(removed)
+        remove(removed)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Removes a file or directory; of a link, only the link."""
-    if path.is_symlink():
+    if path.is_symlink() or path.is_file():
         path.unlink()
     else:
         remove_tree(path)

@@ -13,7 +13,8 @@ _NAMES = (
     *("CheckResult", "run_contract"),
     *("algorithm_contract", "agent_contract", "backend_contract", "command_contract", "engine_contract", "extension_contract"),
     *("kernels_contract", "reward_contract", "runtime_contract", "tasks_contract", "tracker_contract", "weight_sync_contract"),
-    *("ModuleEngine", "ScriptedEngine", "make_batch", "model_inputs", "module_source", "tiny_tokenizer", "write_tiny_model"),
+    *("Learner", "ModuleEngine", "ScriptedEngine", "byte_tokenizer", "make_batch", "model_inputs", "module_source"),
+    *("right_answer", "tiny_tokenizer", "write_tiny_model"),
 )
 
 __all__ = sorted(_NAMES)

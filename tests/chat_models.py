@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.data.conftest import byte_tokenizer
-from tests.data.test_codec import QWEN
 
 
 def save_chat_model(folder: Path, *, hidden: int = 32, layers: int = 1, context: int = 32768) -> Path:

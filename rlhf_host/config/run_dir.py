@@ -57,7 +57,7 @@ def locked(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # another error may be under way
-            if not _written(run_dir):
+            if not written(run_dir):
                 for name in (HOLDER, LOCK):
                     (run_dir / name).unlink(missing_ok=True)
                 if run_dir in _MADE:
@@ -95,7 +95,8 @@ def checkpoint_dirs(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name)))
 
 
-def _written(run_dir: Path) -> bool:
+def written(run_dir: Path) -> bool:
+    """Returns True if the directory has anything but its lock."""
     return any(path.name not in (LOCK, HOLDER) for path in run_dir.iterdir())
 
 
@@ -118,7 +119,7 @@ def with_run_dir(config: RunConfig, now: datetime | None = None, *, make: bool =
     else:
         path = Path(config.run_dir)
         _refuse_other_files(path)
-        if path.is_dir() and _written(path):
+        if path.is_dir() and written(path):
             raise UserError(f"{path} is not empty: continue with --resume {path}, or choose another --run-dir")
     return config.model_copy(update={"name": name, "run_dir": str(path)})
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlhf_host.config.resolve import merge_needs
-from rlhf_host.config.run_dir import CONFIG, checkpoint_dirs, locked
+from rlhf_host.config.run_dir import CONFIG, checkpoint_dirs, locked, written
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.errors import RunError, UserError
@@ -45,7 +45,8 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         rows: data given in Python.
 
     Raises:
-        UserError: for input that cannot be used; nothing has been written then.
+        UserError: for input that cannot be used. What was written before the first step is removed then, unless the directory
+            had files of others.
         RunError: when the run had to stop.
     """
     if config.run_dir is None:
@@ -54,12 +55,13 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
     with locked(run_dir):
         if resume is None and (run_dir / CONFIG).exists():
             raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
+        fresh = resume is None and not written(run_dir)
         inputs = read_inputs(config, rows, manager, merge_needs(manager))
         restarts = 0
         while True:
             try:
                 with _prepared(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
-                    return _guarded(loop, started, checkpoint, resume, notices)
+                    return _guarded(loop, started, checkpoint, resume, notices, fresh)
             except RunError as error:
                 if restarts == config.max_restarts or not (is_lost(error) and checkpoint_dirs(run_dir)):
                     raise
@@ -87,13 +89,13 @@ def _prepared(
     started = assemble.start_runtime(config, start, kept, pictured=inputs.pictured)
     with event_loop(config.debug) as events:
         try:
-            write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
             loop = _loop(config, manager, started, inputs, events, run_dir)
             notices = [*inputs.notices, *disk.told(config, start, run_dir, inputs.steps(config))]
             if checkpoint is not None:
                 loop.keeper.restore(checkpoint)
             elif resume is not None:
                 notices.append(f"{resume} has no checkpoint: the run begins again, and its files are written anew")
+            write_start(config, manager, run_dir, checkpoint.step if checkpoint else 0)
             with frozen():
                 yield loop, started, checkpoint, notices
         finally:
@@ -125,18 +127,24 @@ def _loop(
 
 
 def _guarded(
-    loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]
+    loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str], fresh: bool
 ) -> Outcome:
-    """Runs the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it."""
+    """Runs the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it.
+
+    Args:
+        fresh: the run directory was empty.
+    """
     parts, manager, events, progress = loop.parts, loop.parts.manager, loop.parts.events, loop.parts.progress
     resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
     outcome = Outcome("failed", progress.step, parts.run_dir)
+    begun = refused = False
     try:
         context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, resume_step, loop.steps, notices)
         rates = {need.name: started.roles[need.name].peak_lr for need in started.needs.roles if need.trainable}
         note_begin(parts.run_dir, loop.steps, checkpoint.step if checkpoint else None, rates)
         call_all(events, manager, "run_started", context=context)
         events.run(loop.sync(), interruptible=False)
+        begun = True
         outcome = loop.run()
         if outcome.status == "finished" and parts.config.checkpoint.final:
             link_model(parts.run_dir, progress.step)
@@ -145,8 +153,7 @@ def _guarded(
             loop.keeper.close()
         elif isinstance(error, Exception):  # a second Ctrl-C waits for nothing
             loop.keeper.rescue()
-        if isinstance(error, UserError) and resume is None and parts.run_dir.is_dir():
-            remove_start(parts.run_dir)
+        refused = isinstance(error, UserError) and resume is None
         told = explained(error, parts.run_dir, progress.step, checkpoint)
         outcome = Outcome("failed", progress.step, parts.run_dir, error=message_of(told))
         if isinstance(error, KeyboardInterrupt):
@@ -159,5 +166,9 @@ def _guarded(
             note_end(parts.run_dir, outcome)
         if parts.source.pipeline is not None:
             events.run(parts.source.pipeline.close(), interruptible=False)
-        call_closing(events, manager, outcome)
+        try:
+            call_closing(events, manager, outcome)
+        finally:
+            if refused and parts.run_dir.is_dir():
+                remove_start(parts.run_dir, everything=fresh and not begun)
     return outcome

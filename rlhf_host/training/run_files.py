@@ -15,7 +15,7 @@ from rlhf_host.config.defaults import KINDS, kernels_to_try
 from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, RUN, about_run, config_yaml
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.tree import SINGLE
-from rlhf_host.directories import write_file
+from rlhf_host.directories import remove, write_file
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.selection import PYTHON, find
@@ -74,12 +74,17 @@ def _write_about(run_dir: Path, about: dict[str, Any]) -> None:
     write_file(run_dir / RUN, json.dumps(about, indent=1).encode() + b"\n")
 
 
-def remove_start(run_dir: Path) -> None:
-    """Removes the files if nothing else was written: a run that was refused leaves its directory free for the next one."""
+def remove_start(run_dir: Path, *, everything: bool) -> None:
+    """Removes what a refused run has written: its directory is free for the next one.
+
+    Args:
+        everything: also what trackers wrote. Otherwise the first files are removed, and only where there are no others.
+    """
     files = [run_dir / name for name in (CONFIG, PLUGINS, requirements.FILE, RUN)]
-    if not {path.name for path in run_dir.iterdir()} - {path.name for path in files} - {LOCK, HOLDER}:
-        for path in files:
-            path.unlink(missing_ok=True)
+    present = [path for path in run_dir.iterdir() if path.name not in (LOCK, HOLDER)]
+    if everything or not set(present) - set(files):
+        for path in present:
+            remove(path)
 
 
 def _requirements(config: RunConfig, manager: PluginManager) -> str:

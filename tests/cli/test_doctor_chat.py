@@ -6,9 +6,9 @@ import json
 import shutil
 
 import pytest
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 
 from tests.data.conftest import CHATML, byte_tokenizer
-from tests.data.test_codec import QWEN
 
 DATED = CHATML + "{# {{ strftime_now('%d %b %Y') }} #}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML

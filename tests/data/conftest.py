@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from rlhf_authoring import models
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_host.config.schema import DataConfig, DataSource
@@ -18,18 +19,12 @@ CHATML = (
 
 
 def byte_tokenizer(chat_template: str | None = None, bos: bool = False, eos_at_end: bool = False) -> PreTrainedTokenizerFast:
-    """One token per byte, ChatML's special tokens, and where asked a post-processor that adds ``<s>`` and ``<|im_end|>``."""
-    special = ["<s>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>"]
-    vocab = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+    """One token per byte, and where asked a post-processor that adds ``<s>`` and ``<|im_end|>``."""
+    tokenizer = models.byte_tokenizer(chat_template, special=("<|user|>", "<|assistant|>"))
     if bos or eos_at_end:
         single = ("<s> " if bos else "") + "$A" + (" <|im_end|>" if eos_at_end else "")
-        inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("<|im_end|>", 2)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.chat_template = chat_template
+        added = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("<|im_end|>", 2)])
+        tokenizer.backend_tokenizer.post_processor = added
     return tokenizer
 
 

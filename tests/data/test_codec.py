@@ -8,6 +8,7 @@ import pickle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.config.schema import DataConfig
@@ -20,15 +21,6 @@ from rlhf_host.records.messages import ToolCall
 
 from .conftest import CHATML, byte_tokenizer
 
-QWEN = (
-    "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"
-    "{%- for message in messages %}{%- if message.role == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
-    "<|im_end|>\n{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
-)
 ANSWER = {"role": "assistant", "content": "a"}
 
 

@@ -4,10 +4,10 @@ import json
 
 import datasets
 import pytest
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 
 from .conftest import CHATML
 from .reading import HELPFUL, OPENS, asked, lines, read, refused, said, turn, user
-from .test_codec import QWEN
 
 TALK = HELPFUL + turn("user", "q") + OPENS + "⟦a<|im_end|>⟧"
 

@@ -4,11 +4,11 @@ import json
 
 import datasets
 import pytest
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 
 from .conftest import CHATML
 from .habits import FOR
 from .reading import HELPFUL, NARROW, OPENS, THINKS, asked, lines, read, refused, said, turn, user
-from .test_codec import QWEN
 
 # --- nulls of tables, arguments as texts ---------------------------------------------------------------
 

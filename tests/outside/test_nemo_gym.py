@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from tests.data.test_codec import QWEN
 
 PYTHON = Path(__file__).parents[2] / "build/nemo-gym/bin/python"
 ENVIRONMENT = "resources_servers/example_multi_step"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from rlhf_authoring import ScriptedEngine
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 from rlhf_plugin_verifiers import Verifiers, VerifiersTasks
 from safetensors.torch import load_file
 
@@ -23,7 +24,6 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
 from tests.chat_models import save_chat_model
 from tests.data.conftest import byte_tokenizer
-from tests.data.test_codec import QWEN
 
 PYTHON = Path(__file__).parents[2] / "build/verifiers/bin/python"
 pytestmark = [

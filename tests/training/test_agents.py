@@ -7,11 +7,11 @@ import json
 
 import pytest
 import torch
+from rlhf_authoring.models import TOOLS_TEMPLATE as QWEN
 from safetensors.torch import load_file
 
 from tests.chat_models import save_chat_model
 from tests.data.conftest import byte_tokenizer
-from tests.data.test_codec import QWEN
 
 PROGRAM = '''
 """A conversation with all that happens to one: cut by length, ended by a stop text, tools, an edit, two answers to one question."""

@@ -103,21 +103,48 @@ def test_a_run_that_fails_keeps_the_last_finished_step(train, tmp_path, hook, wh
     assert curve(train(extension=Fails())) == whole(train, whole_rows)
 
 
-def test_a_run_that_is_refused_as_it_starts_leaves_its_directory_free(train, tmp_path):
+@pytest.mark.parametrize("kind", ["extension", "tracker"])
+def test_a_run_that_is_refused_as_it_starts_leaves_its_directory_free(train, tmp_path, kind):
+    """Trackers start last, when others have written already."""
+
     class Refuses:
         key = "wrong"
 
         @hookimpl
         def run_started(self, context):
             if self.key == "wrong":
+                (context.run_dir / "own").mkdir()
+                (context.run_dir / "own/file").touch()
                 raise UserError("the server refuses the key")
 
+        @hookimpl
+        def run_finished(self, outcome):
+            if self.key == "wrong":
+                (tmp_path / "run/own/file").unlink()  # still there
+
+        @hookimpl
+        def log_metrics(self, step, metrics):
+            pass
+
     refuses = Refuses()
+    plugins = {"extension": refuses} if kind == "extension" else {"trackers": [refuses]}
     with pytest.raises(UserError, match="the server refuses the key"):
-        train(extension=refuses)
+        train(**plugins)
     assert not (tmp_path / "run").exists()
     refuses.key = "right"
-    assert len(train(extension=refuses, **{"train.steps": 1, "eval.every": 0}).metrics) == 2
+    assert len(train(**plugins, **{"train.steps": 1, "eval.every": 0}).metrics) == 2
+
+
+def test_a_refusal_after_the_start_keeps_what_was_written(train, tmp_path):
+    class Refuses:
+        @hookimpl
+        def transform_rewards(self, experience):
+            raise UserError("no such rewards")
+
+    with pytest.raises(UserError, match="no such rewards"):
+        train(extension=Refuses())
+    assert (tmp_path / "run/config.yaml").exists()
+    assert (tmp_path / "run/metrics.jsonl").exists()
 
 
 def test_a_failure_with_the_weights_on_their_way_saves_nothing_wrong(train, tmp_path):

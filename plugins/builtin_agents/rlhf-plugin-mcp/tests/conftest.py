@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring import ScriptedEngine
+from rlhf_authoring.models import TOOLS_TEMPLATE, byte_tokenizer
 from rlhf_plugin_mcp import McpAgent
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rlhf_host import Episode, Sampling, Task
 from rlhf_host.installed import find
@@ -22,28 +21,6 @@ from rlhf_host.internals import Episodes, EpisodeSettings, Gate, Loaded, PluginM
 from rlhf_host.settings import RolloutConfig
 
 SERVER = Path(__file__).parent / "server.py"
-TEMPLATE = (
-    "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"
-    "{%- for message in messages %}{%- if message.role == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
-    "<|im_end|>\n{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
-)
-
-
-def byte_tokenizer():
-    """One token per byte, with ChatML's special tokens and tools."""
-    special = ["<|im_start|>", "<|im_end|>"]
-    vocab = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 def call(name, **arguments):
@@ -85,7 +62,7 @@ def play():
     def run(server, *episodes, native=True, max_tokens=20_000, together=False, **options):
         servers = [server] if isinstance(server, str) else server
         agent = McpAgent(McpAgent.Options(servers=servers, tool_format="native" if native else "text", **options))
-        tokenizer = byte_tokenizer()
+        tokenizer = byte_tokenizer(TOOLS_TEMPLATE)
         answers = {f"e{number}": iter(says) for number, says in enumerate(episodes)}
 
         def script(ids, key):

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring import ScriptedEngine
+from rlhf_authoring.models import TOOLS_TEMPLATE, byte_tokenizer
 from rlhf_plugin_nemo_gym import NemoGym
 from rlhf_plugin_nemo_gym.rows import task_of
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rlhf_host import Episode, Sampling, Task
 from rlhf_host.config.schema import RolloutConfig
@@ -25,34 +24,12 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
 
 HERE = Path(__file__).parent
-TEMPLATE = (
-    "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"
-    "{%- for message in messages %}{%- if message.role == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
-    "<|im_end|>\n{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
-)
 ADD = {
     "type": "function",
     "name": "add",
     "description": "Adds",
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
 }
-
-
-def byte_tokenizer():
-    """One token per byte, and a chat template with tools."""
-    special = ["<s>", "<|im_start|>", "<|im_end|>"]
-    vocab = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    inner = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 def row(a=2, b=3, tools=True, **more):
@@ -96,7 +73,7 @@ def play(options):
 
     def run(rows, say, *, max_tokens=4000, max_new_tokens=200, retries=0, port=0, engine_fails=None, **more):
         agent = NemoGym(NemoGym.Options(**(options | more)))
-        tokenizer = byte_tokenizer()
+        tokenizer = byte_tokenizer(TOOLS_TEMPLATE)
 
         def script(ids, key):
             if engine_fails is not None:

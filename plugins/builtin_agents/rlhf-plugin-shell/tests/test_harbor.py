@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring import tasks_contract
+from rlhf_authoring.learner import Learner
 from rlhf_plugin_shell import HarborTasks, ShellAgent
 from rlhf_plugin_shell.check import check
 from rlhf_plugin_shell.directory import solution_in, work_in
@@ -271,10 +272,10 @@ def test_sources_that_are_none(tmp_path):
         HarborTasks(HarborTasks.Options(directory=str(tmp_path))).load_tasks("train", 0)
 
 
-def test_refused_tasks_stop_a_run_or_are_left_out(tmp_path, hello, caplog, learner):
+def test_refused_tasks_stop_a_run_or_are_left_out(tmp_path, hello, caplog):
     write(hello.parent / "refused", environment__Dockerfile="FROM alpine\nWORKDIR /app")
     settings = {"rollout.n": 2, "train.batch_size": 1, "train.steps": 1, "train.threads": 1, "rollout.max_new_tokens": 4}
-    run = {"algo": learner, "model": "quickstart", "agent": {"name": "shell", "format": "line", "max_turns": 1}}
+    run = {"algo": Learner(), "model": "quickstart", "agent": {"name": "shell", "format": "line", "max_turns": 1}}
     data = {"sources": [{"path": "harbor", "directory": str(hello.parent)}]}
     with pytest.raises(UserError, match=r"1 of 2 tasks of .* cannot be played here: refused: Dockerfile: FROM alpine: its"):
         rlhf_host.train(**run, data=data, run_dir=str(tmp_path / "a"), **settings)

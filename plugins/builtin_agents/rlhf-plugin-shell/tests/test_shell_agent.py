@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring import agent_contract
+from rlhf_authoring.learner import Learner
 from rlhf_plugin_code_exec.shells import Ran
 from rlhf_plugin_shell import ShellAgent
 from rlhf_plugin_shell.commands import commands
@@ -277,10 +278,10 @@ def test_a_machine_that_cannot_contain_is_refused(place):
         asyncio.run(ShellAgent(ShellAgent.Options(python="/nowhere/python")).level())
 
 
-def test_two_steps_of_training(tmp_path, learner):
+def test_two_steps_of_training(tmp_path):
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 6}
     data = [{"prompt": f"{n}+{n}=", "files": {"a": "1"}, "tests": "exit $((RANDOM % 2))"} for n in range(1, 5)]
     agent = {"name": "shell", "format": "line", "max_turns": 1}
-    run = rlhf_host.train(algo=learner, model="quickstart", agent=agent, data=data, run_dir=str(tmp_path / "run"), **settings)
+    run = rlhf_host.train(algo=Learner(), model="quickstart", agent=agent, data=data, run_dir=str(tmp_path / "run"), **settings)
     assert len(run.metrics) == 2
     assert 0 < run.metrics[-1]["shell/commands"] <= 1

@@ -6,41 +6,18 @@ import json
 
 import pytest
 import torch
+from rlhf_authoring.learner import SUMS, Learner, right_answer
 from safetensors.torch import load_file
 
 import rlhf_host
-from rlhf_host import Advantages, UserError, hookimpl
-from rlhf_host import functional as F
-
-DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
-
-
-class Learner:
-    """RLOO in few lines: these tests run where no other plugin is installed."""
-
-    @hookimpl
-    def needs(self):
-        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
-
-
-def right(completions, label, **_):
-    return [float(text.strip() == want) for text, want in zip(completions, label, strict=True)]
+from rlhf_host import UserError
 
 
 def train(run, **more):
     settings = {"steps": 4, "batch_size": 4, "n": 4, "lr": 1e-3, "max_new_tokens": 4}
     fixed = {"train.threads": 1, "checkpoint.every": 1, "checkpoint.keep": 0, "actor.model": "quickstart"}
     return rlhf_host.train(
-        algo=Learner(), reward=right, data=DATA, run_dir=str(run), trackers=["jsonl"], **{**settings, **fixed, **more}
+        algo=Learner(), reward=right_answer, data=SUMS, run_dir=str(run), trackers=["jsonl"], **{**settings, **fixed, **more}
     )
 
 
@@ -69,7 +46,7 @@ def test_the_average_is_that_of_the_policys_weights_after_every_step(tmp_path):
 def test_a_resumed_run_goes_on_with_the_average(tmp_path):
     train(tmp_path / "whole", extensions=["ema"], **{"ema.decay": 0.5})
     train(tmp_path / "run", extensions=["ema"], **{"ema.decay": 0.5, "steps": 2})
-    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=right, data=DATA, steps=4)
+    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=right_answer, data=SUMS, steps=4)
     assert same(weights(tmp_path / "run", 4, "ema"), weights(tmp_path / "whole", 4, "ema"))
 
 

@@ -7,35 +7,12 @@ import statistics
 
 import pytest
 import torch
+from rlhf_authoring.learner import SUMS, Learner, right_answer
 from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_entropy import ClipCov, KLCov, TopEntropy
 
 import rlhf_host
-from rlhf_host import Advantages, LossTerm, Outputs, UserError, hookimpl
-from rlhf_host import functional as F
-
-DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
-
-
-class Learner:
-    """RLOO in few lines: these tests run where no other plugin is installed."""
-
-    @hookimpl
-    def needs(self):
-        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
-
-
-def right(completions, label, **_):
-    return [float(text.strip() == want) for text, want in zip(completions, label, strict=True)]
+from rlhf_host import LossTerm, Outputs, UserError
 
 
 @pytest.fixture
@@ -101,8 +78,8 @@ def train(run, name, **more):
     fixed = {"train.threads": 1, "actor.model": "quickstart", "rollout.max_new_tokens": 4, "n": 8, "batch_size": 8, "steps": 3}
     rlhf_host.train(
         algo=Learner(),
-        reward=right,
-        data=DATA,
+        reward=right_answer,
+        data=SUMS,
         extensions=[name],
         run_dir=str(run),
         lr=1e-3,

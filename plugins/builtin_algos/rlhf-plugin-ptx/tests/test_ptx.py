@@ -8,36 +8,15 @@ from importlib.resources import files
 
 import pytest
 import torch
+from rlhf_authoring.learner import SUMS, Learner, right_answer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlhf_host
-from rlhf_host import Advantages, UserError, hookimpl
+from rlhf_host import UserError, hookimpl
 from rlhf_host import functional as F
 
-DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
 QUICKSTART = str(files("rlhf_host") / "models" / "quickstart")
 TEXTS = [{"prompt": f"{a}*{b}=", "completion": str(a * b)} for a, b in ((3, 4), (12, 5), (7, 8), (9, 9), (11, 11), (2, 6))]
-
-
-class Learner:
-    """RLOO in few lines: these tests run where no other plugin is installed."""
-
-    @hookimpl
-    def needs(self):
-        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
-
-
-def right(completions, label, **_):
-    return [float(text.strip() == want) for text, want in zip(completions, label, strict=True)]
 
 
 @pytest.fixture
@@ -50,7 +29,7 @@ def texts(tmp_path):
 def train(run, texts, **more):
     fixed = {"train.threads": 1, "actor.model": "quickstart", "rollout.max_new_tokens": 4, "n": 4, "batch_size": 4, "steps": 3}
     options = {} if texts is None else {"extensions": ["ptx"], "ptx.data": str(texts), "ptx.rows": 4}
-    asked = {"algo": Learner(), "reward": right, "data": DATA, "lr": 1e-3, **options, **fixed, **more}
+    asked = {"algo": Learner(), "reward": right_answer, "data": SUMS, "lr": 1e-3, **options, **fixed, **more}
     return rlhf_host.train(run_dir=str(run), **asked)
 
 
@@ -96,7 +75,7 @@ def test_the_rows_are_learnt(tmp_path, texts):
 def test_a_resumed_run_goes_on_with_the_rows_that_come_next(tmp_path, texts, more):
     train(tmp_path / "whole", texts, steps=4, **more)
     train(tmp_path / "run", texts, steps=2, **more)
-    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=right, data=DATA, steps=4)
+    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=right_answer, data=SUMS, steps=4)
     for name in ("ptx/nll", "loss", "grad_norm"):
         assert [row[name] for row in curve(tmp_path / "run")] == [row[name] for row in curve(tmp_path / "whole")], name
 

@@ -7,38 +7,15 @@ from types import MappingProxyType
 
 import pytest
 from rlhf_authoring import ScriptedEngine
+from rlhf_authoring.models import TOOLS_TEMPLATE, byte_tokenizer
 from rlhf_server.app import PolicyServer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rlhf_host import Episode, Sampling, Task
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.rollouts import EpisodePolicy
 from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings
 
-TEMPLATE = (
-    "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"
-    "{%- for message in messages %}{%- if message.role == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
-    "{%- for call in message.tool_calls %}<tool_call>\n"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
-    "<|im_end|>\n{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
-)
 RUN = Sampling(max_new_tokens=200, temperature=1.0)
-
-
-def byte_tokenizer():
-    """One token per byte, and ChatML's special tokens."""
-    special = ["<|im_start|>", "<|im_end|>"]
-    vocabulary = {token: i for i, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True) for token in special])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
 
 
 class Stage:
@@ -47,7 +24,7 @@ class Stage:
     vocabulary, endpoints, frozen = MOST_TOKENS, None, MappingProxyType({})
 
     def __init__(self, say, max_tokens=2000, delay_s=0.0):
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = byte_tokenizer(TOOLS_TEMPLATE)
         self.codec = ChatCodec(self.tokenizer)
         self.settings = EpisodeSettings(sampling=RUN, max_tokens=max_tokens)
         self.delay_s = delay_s

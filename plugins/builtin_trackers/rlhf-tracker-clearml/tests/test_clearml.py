@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rlhf_authoring.trackers import (
+    HOSTILE_TEXT,
+    ODD_METRICS,
+    logged_metrics,
+    logged_trajectories,
+    trajectory,
+)
 from rlhf_tracker_clearml import ClearML
 
 from rlhf_host import Outcome, PluginError
-
-from .conftest import HOSTILE, ODD_METRICS, logged, sampled
 
 
 class Session:
@@ -64,72 +68,51 @@ def made(**options: Any) -> ClearML:
     return ClearML(ClearML.Options(**{"mode": "offline"} | options))
 
 
-def test_a_run_by_command_line_is_in_clearml_as_in_its_own_files(train, tmp_path, home):
+def test_a_run_by_command_line_is_in_clearml_as_in_its_own_files(small, tmp_path, home):
     options = ("--clearml.mode", "offline", "--clearml.tags", "a,b", "--clearml.every", "1")
-    train("--train.steps", "3", "--clearml.project", "sums/ä", *options)
+    small.train("--train.steps", "3", "--clearml.project", "sums/ä", *options)
     (found,) = sessions(tmp_path / "run")
     assert (found.task["project_name"], found.task["name"], sorted(found.task["tags"])) == ("sums/ä", "run", ["a", "b"])
     assert zipfile.is_zipfile(tmp_path / f"run/clearml/offline/{found.id}.zip")
-    assert found.metrics() == logged(tmp_path / "run")
+    assert found.metrics() == logged_metrics(tmp_path / "run")
     assert found.settings()["train/steps"] == "3"
     tables = found.tables()
     assert sorted(tables) == [(0, "eval"), (1, "train"), (2, "train"), (3, "eval"), (3, "train")]
-    own = sampled(tmp_path / "run", "train", 3)
+    own = logged_trajectories(tmp_path / "run", "train", 3)
     assert [(row["reward"], row["advantage"], row["length"]) for row in tables[3, "train"]] == [
         (row["reward"], row["advantage"], row["length"]) for row in own
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     assert [path.name for path in home.rglob("*") if path.is_file()] == [".session.json"]
 
 
-def test_a_killed_run_goes_on_in_a_session_of_its_own(train, rlhf, tmp_path):
-    train("--train.steps", "5", "--clearml", ENDING="kill", code=-9, CLEARML_OFFLINE_MODE="1")
+def test_a_killed_run_goes_on_in_a_session_of_its_own(small, tmp_path):
+    small.train("--train.steps", "5", "--clearml", KILL_AFTER="4", code=-9, CLEARML_OFFLINE_MODE="1")
     (killed,) = sessions(tmp_path / "run")
-    rlhf("train", "--resume", "run", "--train.steps", "5", CLEARML_OFFLINE_MODE="1")
+    small.rlhf("train", "--resume", "run", "--train.steps", "5", CLEARML_OFFLINE_MODE="1")
     first, second = sessions(tmp_path / "run")
     assert first.id == killed.id
-    own = logged(tmp_path / "run")
+    own = logged_metrics(tmp_path / "run")
     # Step 3 came after the checkpoint, and is in both.
     assert second.metrics() == {step: own[step] for step in (3, 4, 5)}
 
 
-FAILS = """
-import rlhf_host
-from pathlib import Path
-
-def fails(completions, **others):
-    if Path("second").is_dir():
-        raise ValueError("the test ends it ✓")
-    return [float(len(text)) for text in completions]
-
-small = {"train.steps": 2, "train.batch_size": 4, "rollout.n": 2, "eval.data.arithmetic.count": 8, "data.max_samples": 64}
-for name in ("first", "second"):
-    try:
-        rlhf_host.train(algo="rloo", rewards=fails, clearml={"mode": "offline"}, run_dir=name, **small)
-    except rlhf_host.RunError as error:
-        print("failed:", name)
-"""
-
-
-def test_runs_of_one_process_are_apart_and_a_failed_one_is_marked(tmp_path):
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("CLEARML_", "TRAINS_"))}
-    variables = {**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", FAILS], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
-    )
-    assert "failed: second" in done.stdout, done.stderr
+def test_runs_of_one_process_are_apart_and_a_failed_one_is_marked(small, tmp_path):
+    offline = "{'mode': 'offline'}"
+    begin = "from rlhf_authoring.trackers import finish_and_fail"
+    small.python("-c", f"{begin}; finish_and_fail('clearml', {offline}, {offline})")
     ((first,), (second,)) = (sessions(tmp_path / name) for name in ("first", "second"))
     assert (first.task["name"], first.task.get("tags", [])) == ("first", [])
     assert (second.task["name"], second.task["tags"]) == ("second", ["failed"])
-    assert first.metrics() == logged(tmp_path / "first")
+    assert first.metrics() == logged_metrics(tmp_path / "first")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
-def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, tmp_path):
+def test_odd_metrics_texts_and_settings_are_kept(small, tmp_path):
     tracker = made(every=1)
-    tracker.run_started(context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}}, half="\ud800"))
+    tracker.run_started(small.context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}}, half="\ud800"))
     tracker.log_metrics(1, ODD_METRICS)
-    tracker.log_trajectories(1, "train", [trajectory(HOSTILE, HOSTILE), trajectory()])
+    tracker.log_trajectories(1, "train", [trajectory(HOSTILE_TEXT, HOSTILE_TEXT), trajectory()])
     tracker.log_trajectories(2, "train", [])
     tracker.run_finished(Outcome("interrupted", 2))
     assert "CLEARML_CACHE_DIR" not in os.environ
@@ -140,17 +123,17 @@ def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, tmp_path):
     assert found.metrics() == {1: expected}
     assert found.settings() == {"long": "ü" * 9000, "nested/a b/c?": "[1, null]", "half": "\\ud800"}
     ((_, table),) = found.tables().items()
-    assert [row["completion"] for row in table] == [HOSTILE.replace("\ud800", "\\ud800"), "5"]
+    assert [row["completion"] for row in table] == [HOSTILE_TEXT.replace("\ud800", "\\ud800"), "5"]
 
 
-def test_a_dry_run_writes_nothing(train, tmp_path, home):
-    train("--train.steps", "3", "--clearml.mode", "offline", "--dry-run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py"]
+def test_a_dry_run_writes_nothing(small, tmp_path, home):
+    small.train("--train.steps", "3", "--clearml.mode", "offline", "--dry-run")
+    assert list(tmp_path.iterdir()) == []
     assert list(home.iterdir()) == []
 
 
-def test_online_without_a_server_asks_nothing_and_ends_the_run_before_it_begins(train, tmp_path):
-    said = train("--train.steps", "3", "--clearml", code=2).stderr
+def test_online_without_a_server_asks_nothing_and_ends_the_run_before_it_begins(small, tmp_path):
+    said = small.train("--train.steps", "3", "--clearml", code=2).stderr
     (line,) = [line for line in said.splitlines() if line.startswith("Error")]
     assert "ClearML is not configured on this machine" in line
     assert line.endswith("run clearml-init, or use --tracker.clearml.mode offline")
@@ -158,7 +141,7 @@ def test_online_without_a_server_asks_nothing_and_ends_the_run_before_it_begins(
     assert not (tmp_path / "run/checkpoints").exists()
 
 
-def test_a_missing_package_is_named_with_its_install_line(context, monkeypatch):
+def test_a_missing_package_is_named_with_its_install_line(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "clearml", None)
     with pytest.raises(PluginError, match="pip install rlhf-tracker-clearml"):
-        made().run_started(context())
+        made().run_started(small.context())

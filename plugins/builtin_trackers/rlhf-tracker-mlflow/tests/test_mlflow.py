@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlhf_authoring.trackers import (
+    FAILURE,
+    HOSTILE_TEXT,
+    ODD_METRICS,
+    SmallRun,
+    finish_and_fail,
+    logged_metrics,
+    logged_trajectories,
+    trajectory,
+)
 from rlhf_tracker_mlflow import MLflow, allowed
 
-import rlhf_host
-from rlhf_host import Outcome, PluginError, RunError
-
-from .conftest import HOSTILE, ODD_METRICS, logged, sampled
+from rlhf_host import Outcome, PluginError
 
 mlflow = pytest.importorskip("mlflow", reason="needs mlflow: make test-trackers")
 
@@ -78,11 +85,13 @@ def _no_server(monkeypatch):
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
 
 
-def test_a_run_by_command_line_is_in_mlflow_as_in_its_own_files(train, tmp_path):
-    train("--train.steps", "3", "--mlflow.experiment", "sums", "--mlflow.every", "1", "--mlflow.tags", '{"team": "ä"}')
+def test_a_run_by_command_line_is_in_mlflow_as_in_its_own_files(tmp_path):
+    SmallRun(tmp_path).train(
+        "--train.steps", "3", "--mlflow.experiment", "sums", "--mlflow.every", "1", "--mlflow.tags", '{"team": "ä"}'
+    )
     found = under(tmp_path / "run", "sums")
     assert (found.run.info.status, found.run.info.run_name, found.run.data.tags["team"]) == ("FINISHED", "run", "ä")
-    own = logged(tmp_path / "run")
+    own = logged_metrics(tmp_path / "run")
     assert sorted(own) == [0, 1, 2, 3]
     assert found.last() == named(own)
     assert "eval/pass_at_1" in found.last()[0]
@@ -91,25 +100,26 @@ def test_a_run_by_command_line_is_in_mlflow_as_in_its_own_files(train, tmp_path)
     rows = found.table("trajectories/train-step-000003.csv")
     assert [(row["completion"], float(row["reward"]), float(row["advantage"])) for row in rows] == [
         (row["text"] + "<eos>" * (row["finish_reason"] == "stop"), row["reward"], row["advantage"])
-        for row in sampled(tmp_path / "run", "train", 3)
+        for row in logged_trajectories(tmp_path / "run", "train", 3)
     ]
     assert found.files("trajectories") == [
         f"trajectories/{name}.csv"
         for name in ("eval-step-000000", "eval-step-000003", *(f"train-step-{step:06d}" for step in (1, 2, 3)))
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_a_killed_run_goes_on_in_the_same_run(train, rlhf, tmp_path):
-    train("--train.steps", "5", "--mlflow", ENDING="kill", code=-9)
+def test_a_killed_run_goes_on_in_the_same_run(tmp_path):
+    small = SmallRun(tmp_path)
+    small.train("--train.steps", "5", "--mlflow", KILL_AFTER="4", code=-9)
     killed = under(tmp_path / "run")
     assert killed.run.info.status == "RUNNING"
     assert sorted(killed.last()) == [0, 1, 2, 3]
-    told = rlhf("train", "--resume", "run", "--train.steps", "6", "--mlflow").stderr
+    told = small.rlhf("train", "--resume", "run", "--train.steps", "6", "--mlflow").stderr
     found = under(tmp_path / "run")
     assert found.run.info.run_id == killed.run.info.run_id
     assert found.run.info.status == "FINISHED"
-    last, own = found.last(), named(logged(tmp_path / "run"))
+    last, own = found.last(), named(logged_metrics(tmp_path / "run"))
     assert {step: {name: last[step][name] for name in row} for step, row in own.items()} == own
     # Nothing that is in MLflow can be taken away: step 3 came after the checkpoint, and is there as both runs had it.
     assert [step for step, _ in found.history("reward/mean")] == [1, 2, 3, 3, 4, 5, 6]
@@ -120,33 +130,20 @@ def test_a_killed_run_goes_on_in_the_same_run(train, rlhf, tmp_path):
 
 def test_runs_of_one_process_are_apart_and_a_failed_one_is_marked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def fails(completions, **others):
-        if (tmp_path / "second").is_dir():
-            raise ValueError("the test ends it ✓")
-        return [float(len(text)) for text in completions]
-
-    small: dict[str, Any] = {
-        "train.steps": 2,
-        "train.batch_size": 4,
-        "rollout.n": 2,
-        "eval.data.arithmetic.count": 8,
-        "data.max_samples": 64,
-    }
-    first = rlhf_host.train(algo="rloo", rewards=fails, mlflow={"run_name": "short"}, run_dir="first", **small)
-    with pytest.raises(RunError):
-        rlhf_host.train(algo="rloo", rewards=fails, mlflow={}, run_dir="second", **small)
+    finish_and_fail("mlflow", {"run_name": "short"}, {})
     runs = [under(tmp_path / name) for name in ("first", "second")]
     assert [(found.run.info.run_name, found.run.info.status) for found in runs] == [("short", "FINISHED"), ("second", "FAILED")]
-    assert runs[0].last() == named(logged(first.run_dir))
-    assert "the test ends it ✓" in runs[1].run.data.tags["error"]
+    assert runs[0].last() == named(logged_metrics(tmp_path / "first"))
+    assert FAILURE in runs[1].run.data.tags["error"]
 
 
-def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, tmp_path):
+def test_odd_metrics_texts_and_settings_are_kept(tmp_path):
     tracker = made(every=1)
-    tracker.run_started(context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}, "empty": {}}, half="\ud800"))
+    tracker.run_started(
+        SmallRun(tmp_path).context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}, "empty": {}}, half="\ud800")
+    )
     tracker.log_metrics(1, ODD_METRICS)
-    tracker.log_trajectories(1, "train", [trajectory(HOSTILE, HOSTILE), trajectory()])
+    tracker.log_trajectories(1, "train", [trajectory(HOSTILE_TEXT, HOSTILE_TEXT), trajectory()])
     tracker.log_trajectories(2, "train", [])
     tracker.run_finished(Outcome("interrupted", 2))
     found = under(tmp_path / "run")
@@ -174,18 +171,18 @@ def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, tmp_path):
     place = mlflow.artifacts.download_artifacts(run_id=found.run.info.run_id, artifact_path=path, tracking_uri=found.uri)
     with open(place, encoding="utf-8", newline="") as file:
         first, second = csv.DictReader(file)
-    assert first["completion"] == HOSTILE.replace("\ud800", "\\ud800")
+    assert first["completion"] == HOSTILE_TEXT.replace("\ud800", "\\ud800")
     assert second["completion"] == "5"
 
 
-def test_a_dry_run_writes_nothing(train, tmp_path):
-    train("--train.steps", "3", "--mlflow", "--dry-run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py"]
+def test_a_dry_run_writes_nothing(tmp_path):
+    SmallRun(tmp_path).train("--train.steps", "3", "--mlflow", "--dry-run")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_run_directory_nothing_is_written(context, tmp_path, monkeypatch):
+def test_without_a_run_directory_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    somewhere = context()
+    somewhere = SmallRun(tmp_path).context()
     somewhere.run_dir = None
     tracker = made()
     tracker.run_started(somewhere)
@@ -194,11 +191,11 @@ def test_without_a_run_directory_nothing_is_written(context, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_is_no_longer_there_is_named(context):
+def test_a_run_that_is_no_longer_there_is_named(tmp_path):
     tracker = made()
     tracker.load_state_dict({"id": "0" * 32})
     with pytest.raises(PluginError, match=r"cannot start at sqlite:.*, or go on with its run 0{32}: .*not found"):
-        tracker.run_started(context(resume_step=2))
+        tracker.run_started(SmallRun(tmp_path).context(resume_step=2))
 
 
 @pytest.fixture
@@ -228,12 +225,12 @@ def server(tmp_path_factory, monkeypatch):
     process.wait(30)
 
 
-def test_a_server_gets_the_run_and_once_it_is_gone_the_tracker_says_so(server, context, trajectory, tmp_path, monkeypatch):
+def test_a_server_gets_the_run_and_once_it_is_gone_the_tracker_says_so(server, tmp_path, monkeypatch):
     url, process = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the environment")
     tracker = made(every=1)
-    tracker.run_started(context(seed=3))
+    tracker.run_started(SmallRun(tmp_path).context(seed=3))
     tracker.log_metrics(1, {"loss": 0.25})
     tracker.log_trajectories(1, "train", [trajectory()])
     found = Found(url, "of the environment")
@@ -246,9 +243,9 @@ def test_a_server_gets_the_run_and_once_it_is_gone_the_tracker_says_so(server, c
         tracker.log_metrics(2, {"loss": 0.5})
 
 
-def test_a_server_that_is_not_there_ends_the_run_before_it_begins(train, tmp_path):
+def test_a_server_that_is_not_there_ends_the_run_before_it_begins(tmp_path):
     uri = "http://127.0.0.1:9"
-    done = train("--train.steps", "3", "--mlflow.uri", uri, code=2, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
+    done = SmallRun(tmp_path).train("--train.steps", "3", "--mlflow.uri", uri, code=2, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("Error")]
     assert f"tracker 'mlflow' cannot start at {uri}: API request to {uri}" in line
     assert "Traceback" not in done.stderr

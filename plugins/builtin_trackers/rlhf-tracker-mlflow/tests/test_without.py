@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
+from rlhf_authoring.trackers import SmallRun
 from rlhf_tracker_mlflow import MLflow
 
 from rlhf_host import PluginError
 
 
-def test_a_missing_package_is_named_with_its_install_line(context, monkeypatch):
+def test_a_missing_package_is_named_with_its_install_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(PluginError, match=r"pip install 'rlhf-tracker-mlflow\[mlflow\]'"):
-        MLflow(MLflow.Options()).run_started(context())
+        MLflow(MLflow.Options()).run_started(SmallRun(tmp_path).context())

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlhf_authoring.trackers import (
+    FAILURE,
+    HOSTILE_TEXT,
+    ODD_METRICS,
+    SmallRun,
+    finish_and_fail,
+    logged_metrics,
+    logged_trajectories,
+    trajectory,
+)
 from rlhf_tracker_swanlab import SwanLab
 
-import rlhf_host
-from rlhf_host import Outcome, PluginError, RunError
-
-from .conftest import HOSTILE, ODD_METRICS, logged, sampled
+from rlhf_host import Outcome, PluginError
 
 swanlab = pytest.importorskip("swanlab", reason="needs swanlab: make test-trackers")
 
@@ -80,13 +87,13 @@ def made(**options: Any) -> SwanLab:
     return SwanLab(SwanLab.Options(**{"mode": "offline"} | options))
 
 
-def test_a_run_by_command_line_is_in_swanlab_as_in_its_own_files(train, tmp_path):
+def test_a_run_by_command_line_is_in_swanlab_as_in_its_own_files(tmp_path):
     options = ("--swanlab.mode", "offline", "--swanlab.group", "ä", "--swanlab.tags", "a,b", "--swanlab.every", "1")
-    train("--train.steps", "3", "--swanlab.project", "sums", *options)
+    SmallRun(tmp_path).train("--train.steps", "3", "--swanlab.project", "sums", *options)
     (found,) = sessions(tmp_path / "run")
     start = found.one("start")
     assert (start.project, start.name, start.group, list(start.tags)) == ("sums", "run", "ä", ["a", "b"])
-    assert found.metrics() == logged(tmp_path / "run")
+    assert found.metrics() == logged_metrics(tmp_path / "run")
     assert found.settings()["train"]["steps"] == 3
     assert found.one("finish").state == start_state("FINISHED")
     tables = found.tables()
@@ -96,11 +103,11 @@ def test_a_run_by_command_line_is_in_swanlab_as_in_its_own_files(train, tmp_path
         (3, "eval/trajectories"),
         (3, "train/trajectories"),
     ]
-    own = sampled(tmp_path / "run", "train", 3)
+    own = logged_trajectories(tmp_path / "run", "train", 3)
     assert [(row["reward"], row["advantage"], row["length"]) for row in tables[3, "train/trajectories"]] == [
         (row["reward"], row["advantage"], row["length"]) for row in own
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 def start_state(name: str) -> int:
@@ -109,15 +116,16 @@ def start_state(name: str) -> int:
     return int(run_pb2.RunState.Value(f"RUN_STATE_{name}"))
 
 
-def test_a_killed_run_goes_on_in_the_same_run(train, rlhf, tmp_path):
-    train("--train.steps", "5", "--swanlab", ENDING="kill", code=-9, SWANLAB_MODE="offline")
+def test_a_killed_run_goes_on_in_the_same_run(tmp_path):
+    small = SmallRun(tmp_path)
+    small.train("--train.steps", "5", "--swanlab", KILL_AFTER="4", code=-9, SWANLAB_MODE="offline")
     (killed,) = sessions(tmp_path / "run")
     assert killed.ends() == []
-    rlhf("train", "--resume", "run", "--train.steps", "5", SWANLAB_MODE="offline")
+    small.rlhf("train", "--resume", "run", "--train.steps", "5", SWANLAB_MODE="offline")
     first, second = sessions(tmp_path / "run")
     assert second.one("start").id == first.one("start").id
     assert second.one("finish").state == start_state("FINISHED")
-    own = logged(tmp_path / "run")
+    own = logged_metrics(tmp_path / "run")
     # Step 3 came after the checkpoint: `swanlab sync` of the second session skips what the run has of it.
     assert second.metrics() == {step: own[step] for step in (3, 4, 5)}
     # A process that is killed loses what SwanLab held back, up to 1.5 s.
@@ -127,37 +135,21 @@ def test_a_killed_run_goes_on_in_the_same_run(train, rlhf, tmp_path):
 
 def test_runs_of_one_process_are_apart_and_a_failed_one_is_marked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def fails(completions, **others):
-        if (tmp_path / "second").is_dir():
-            raise ValueError("the test ends it ✓")
-        return [float(len(text)) for text in completions]
-
-    small: dict[str, Any] = {
-        "train.steps": 2,
-        "train.batch_size": 4,
-        "rollout.n": 2,
-        "eval.data.arithmetic.count": 8,
-        "data.max_samples": 64,
-    }
-    offline = {"mode": "offline"}
-    rlhf_host.train(algo="rloo", rewards=fails, swanlab=offline | {"run_name": "short"}, run_dir="first", **small)
-    with pytest.raises(RunError):
-        rlhf_host.train(algo="rloo", rewards=fails, swanlab=offline, run_dir="second", **small)
+    finish_and_fail("swanlab", {"mode": "offline", "run_name": "short"}, {"mode": "offline"})
     ((first,), (second,)) = (sessions(tmp_path / name) for name in ("first", "second"))
     assert [found.one("start").name for found in (first, second)] == ["short", "second"]
-    assert first.metrics() == logged(tmp_path / "first")
+    assert first.metrics() == logged_metrics(tmp_path / "first")
     end = second.one("finish")
     assert end.state == start_state("CRASHED")
-    assert "the test ends it ✓" in end.error
+    assert FAILURE in end.error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
-def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, tmp_path):
+def test_odd_metrics_texts_and_settings_are_kept(tmp_path):
     tracker = made(every=1)
-    tracker.run_started(context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}}, half="\ud800"))
+    tracker.run_started(SmallRun(tmp_path).context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}}, half="\ud800"))
     tracker.log_metrics(1, ODD_METRICS)
-    tracker.log_trajectories(1, "train", [trajectory(HOSTILE, HOSTILE), trajectory()])
+    tracker.log_trajectories(1, "train", [trajectory(HOSTILE_TEXT, HOSTILE_TEXT), trajectory()])
     tracker.log_trajectories(2, "train", [])
     tracker.run_finished(Outcome("interrupted", 2))
     (found,) = sessions(tmp_path / "run")
@@ -172,27 +164,27 @@ def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, tmp_path):
     assert values == expected
     assert found.settings() == {"long": "ü" * 9000, "nested": {"a b": {"c?": [1, None]}}, "half": "\\ud800"}
     ((_, table),) = found.tables().items()
-    assert [row["completion"] for row in table] == [HOSTILE.replace("\ud800", "\\ud800"), "5"]
+    assert [row["completion"] for row in table] == [HOSTILE_TEXT.replace("\ud800", "\\ud800"), "5"]
 
 
-def test_a_dry_run_writes_nothing(train, tmp_path):
-    train("--train.steps", "3", "--swanlab.mode", "offline", "--dry-run")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py"]
+def test_a_dry_run_writes_nothing(tmp_path):
+    SmallRun(tmp_path).train("--train.steps", "3", "--swanlab.mode", "offline", "--dry-run")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_online_without_a_key_asks_nothing_and_ends_the_run_before_it_begins(context):
+def test_online_without_a_key_asks_nothing_and_ends_the_run_before_it_begins(tmp_path):
     with pytest.raises(PluginError, match=r"no API key was provided.*swanlab login, or use --tracker.swanlab.mode offline"):
-        made(mode=None).run_started(context())
+        made(mode=None).run_started(SmallRun(tmp_path).context())
 
 
-def test_a_host_that_is_not_there_is_named(context, monkeypatch):
+def test_a_host_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("SWANLAB_API_KEY", "k" * 21)
     monkeypatch.setenv("SWANLAB_API_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("SWANLAB_WEB_HOST", "http://127.0.0.1:9")
     with pytest.raises(PluginError, match="tracker 'swanlab' cannot start"):
-        made(mode="online").run_started(context())
+        made(mode="online").run_started(SmallRun(tmp_path).context())
 
 
-def test_a_project_that_swanlab_refuses_is_named(context, tmp_path):
+def test_a_project_that_swanlab_refuses_is_named(tmp_path):
     with pytest.raises(PluginError, match=r"project\.name"):
-        made(project="two words").run_started(context())
+        made(project="two words").run_started(SmallRun(tmp_path).context())

@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlhf_authoring.trackers import (
+    FAILURE,
+    HOSTILE_TEXT,
+    ODD_METRICS,
+    SmallRun,
+    finish_and_fail,
+    logged_metrics,
+    logged_trajectories,
+    trajectory,
+)
 from rlhf_tracker_trackio import Trackio
 
-import rlhf_host
-from rlhf_host import Outcome, PluginError, RunError
-
-from .conftest import HOSTILE, ODD_METRICS, logged, sampled
+from rlhf_host import Outcome, PluginError
 
 # What is read back is what another process finds, as a dashboard would.
 READ = """
@@ -72,9 +79,9 @@ def made(**options: Any) -> Trackio:
     return Trackio(Trackio.Options(**options))
 
 
-def test_a_run_by_command_line_is_in_trackio_as_in_its_own_files(train, tmp_path):
+def test_a_run_by_command_line_is_in_trackio_as_in_its_own_files(tmp_path):
     place = tmp_path / "trackio"
-    train(
+    SmallRun(tmp_path).train(
         "--train.steps",
         "3",
         "--trackio.project",
@@ -87,7 +94,7 @@ def test_a_run_by_command_line_is_in_trackio_as_in_its_own_files(train, tmp_path
     )
     (found,) = runs("sums", place)
     assert (found.name, found.config["_Group"], found.config["train"]["steps"]) == ("run", "ä", 3)
-    assert dict(found.metrics()) == logged(tmp_path / "run")
+    assert dict(found.metrics()) == logged_metrics(tmp_path / "run")
     assert [step for step, _ in found.metrics()] == [0, 1, 2, 3]
     assert found.alerts == []
     tables = found.tables()
@@ -97,21 +104,22 @@ def test_a_run_by_command_line_is_in_trackio_as_in_its_own_files(train, tmp_path
         (3, "eval/trajectories"),
         (3, "train/trajectories"),
     ]
-    own = sampled(tmp_path / "run", "train", 3)
+    own = logged_trajectories(tmp_path / "run", "train", 3)
     assert [(row["reward"], row["advantage"], row["length"]) for row in tables[3, "train/trajectories"]] == [
         (row["reward"], row["advantage"], row["length"]) for row in own
     ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py", "run", "trackio"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "trackio"]
 
 
-def test_a_killed_run_goes_on_in_the_same_run(train, rlhf, tmp_path):
+def test_a_killed_run_goes_on_in_the_same_run(tmp_path):
+    small = SmallRun(tmp_path)
     place = tmp_path / "trackio"
-    train("--train.steps", "5", "--trackio", ENDING="kill", code=-9, TRACKIO_DIR=str(place))
+    small.train("--train.steps", "5", "--trackio", KILL_AFTER="4", code=-9, TRACKIO_DIR=str(place))
     (killed,) = runs("rlhf-host", place)
-    rlhf("train", "--resume", "run", "--train.steps", "5", TRACKIO_DIR=str(place))
+    small.rlhf("train", "--resume", "run", "--train.steps", "5", TRACKIO_DIR=str(place))
     (found,) = runs("rlhf-host", place)
     assert found.id == killed.id
-    own = logged(tmp_path / "run")
+    own = logged_metrics(tmp_path / "run")
     last = dict(found.metrics())
     assert last == own
     # Trackio takes nothing away: step 3 came after the checkpoint, and is there twice if it was written before the kill.
@@ -121,35 +129,20 @@ def test_a_killed_run_goes_on_in_the_same_run(train, rlhf, tmp_path):
 
 def test_runs_of_one_process_are_apart_and_a_failed_one_has_an_alert(tmp_path, monkeypatch, folder):
     monkeypatch.chdir(tmp_path)
-
-    def fails(completions, **others):
-        if (tmp_path / "second").is_dir():
-            raise ValueError("the test ends it ✓")
-        return [float(len(text)) for text in completions]
-
-    small: dict[str, Any] = {
-        "train.steps": 2,
-        "train.batch_size": 4,
-        "rollout.n": 2,
-        "eval.data.arithmetic.count": 8,
-        "data.max_samples": 64,
-    }
-    rlhf_host.train(algo="rloo", rewards=fails, trackio={"project": "two"}, run_dir="first", **small)
-    with pytest.raises(RunError):
-        rlhf_host.train(algo="rloo", rewards=fails, trackio={"project": "two"}, run_dir="second", **small)
+    finish_and_fail("trackio", {"project": "two"}, {"project": "two"})
     found = {run.name: run for run in runs("two", folder)}
     assert sorted(found) == ["first", "second"]
-    assert dict(found["first"].metrics()) == logged(tmp_path / "first")
+    assert dict(found["first"].metrics()) == logged_metrics(tmp_path / "first")
     (alert,) = found["second"].alerts
     assert (alert["title"], alert["level"]) == ("The run has failed", "error")
-    assert "the test ends it ✓" in alert["text"]
+    assert FAILURE in alert["text"]
 
 
-def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, folder):
+def test_odd_metrics_texts_and_settings_are_kept(tmp_path, folder):
     tracker = made(project="odd", every=1)
-    tracker.run_started(context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}}, half="\ud800"))
+    tracker.run_started(SmallRun(tmp_path).context(long="ü" * 9000, nested={"a b": {"c?": [1, None]}}, half="\ud800"))
     tracker.log_metrics(1, ODD_METRICS)
-    tracker.log_trajectories(1, "train", [trajectory(HOSTILE, HOSTILE), trajectory()])
+    tracker.log_trajectories(1, "train", [trajectory(HOSTILE_TEXT, HOSTILE_TEXT), trajectory()])
     tracker.log_trajectories(2, "train", [])
     tracker.run_finished(Outcome("interrupted", 2))
     (found,) = runs("odd", folder)
@@ -163,41 +156,43 @@ def test_odd_metrics_texts_and_settings_are_kept(context, trajectory, folder):
     assert found.config["nested"] == {"a b": {"c?": [1, None]}}
     assert found.config["half"] == "\\ud800"
     ((_, first), *_) = found.tables().items()
-    assert first[0]["completion"] == HOSTILE.replace("\ud800", "\\ud800")
+    assert first[0]["completion"] == HOSTILE_TEXT.replace("\ud800", "\\ud800")
     assert [alert["title"] for alert in found.alerts] == ["The run has been interrupted"]
 
 
-def test_a_dry_run_writes_nothing(train, tmp_path):
-    train("--train.steps", "3", "--trackio", "--dry-run", TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["end.py"]
+def test_a_dry_run_writes_nothing(tmp_path):
+    SmallRun(tmp_path).train("--train.steps", "3", "--trackio", "--dry-run", TRACKIO_DIR=str(tmp_path / "trackio"))
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_a_newer_run_has_is_not_gone_on_with(context):
+def test_a_name_that_a_newer_run_has_is_not_gone_on_with(tmp_path):
+    small = SmallRun(tmp_path)
     first, second, resumed = (made(project="names", run_name="same") for _ in range(3))
     for tracker in (first, second):
-        tracker.run_started(context())
+        tracker.run_started(small.context())
         tracker.log_metrics(1, {"loss": 1.0})
         tracker.run_finished(Outcome("finished", 1))
     resumed.load_state_dict(first.state_dict())
     with pytest.raises(PluginError, match="has a newer run of the name 'same'"):
-        resumed.run_started(context(resume_step=1))
+        resumed.run_started(small.context(resume_step=1))
 
 
-def test_a_run_that_is_no_longer_there_is_named(context):
+def test_a_run_that_is_no_longer_there_is_named(tmp_path):
     tracker = made(project="gone")
     tracker.load_state_dict({"id": "0" * 32, "name": "gone"})
     with pytest.raises(PluginError, match="tracker 'trackio' cannot start: Run 'gone' does not exist in project 'gone'"):
-        tracker.run_started(context(resume_step=2))
+        tracker.run_started(SmallRun(tmp_path).context(resume_step=2))
 
 
-def test_a_server_without_a_token_is_refused_and_one_that_is_not_there_is_told(context, folder, monkeypatch):
+def test_a_server_without_a_token_is_refused_and_one_that_is_not_there_is_told(tmp_path, folder, monkeypatch):
+    small = SmallRun(tmp_path)
     monkeypatch.delenv("TRACKIO_WRITE_TOKEN", raising=False)
     with pytest.raises(PluginError, match="Self-hosted logging requires a write token"):
-        made(server_url="http://127.0.0.1:9").run_started(context())
+        made(server_url="http://127.0.0.1:9").run_started(small.context())
     tracker = made(project="unsent", server_url="http://127.0.0.1:9/?write_token=x")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        tracker.run_started(context())
+        tracker.run_started(small.context())
         tracker.log_metrics(1, {"loss": 0.25})
         tracker.run_finished(Outcome("finished", 1))
     assert any("could not" in str(warning.message).lower() for warning in told)

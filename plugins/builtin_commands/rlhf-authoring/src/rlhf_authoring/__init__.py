@@ -1,4 +1,7 @@
-"""For plugin authors' tests: contract suites, made-up batches, tiny models, scripted engines. Importing this loads no torch."""
+"""For plugin authors' tests: contract suites, made-up batches, tiny models, scripted engines, an algorithm to train with.
+
+Importing this loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,29 @@ from rlhf_authoring.contracts.suite import (
     tracker_contract,
     weight_sync_contract,
 )
-from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
+from rlhf_authoring.models import byte_tokenizer, tiny_tokenizer, write_tiny_model
 
 if TYPE_CHECKING:
     from rlhf_authoring.engines import ModuleEngine, ScriptedEngine, module_source
+    from rlhf_authoring.learner import Learner, right_answer
     from rlhf_authoring.tensors import make_batch, model_inputs
 
 _WITH_TORCH = {
     **dict.fromkeys(("ModuleEngine", "ScriptedEngine", "module_source"), "engines"),
+    **dict.fromkeys(("Learner", "right_answer"), "learner"),
     **dict.fromkeys(("make_batch", "model_inputs"), "tensors"),
 }
 """Name → the module that it is in."""
 
 __all__ = [
     "CheckResult",
+    "Learner",
     "ModuleEngine",
     "ScriptedEngine",
     "agent_contract",
     "algorithm_contract",
     "backend_contract",
+    "byte_tokenizer",
     "command_contract",
     "engine_contract",
     "extension_contract",
@@ -48,6 +55,7 @@ __all__ = [
     "model_inputs",
     "module_source",
     "reward_contract",
+    "right_answer",
     "run_contract",
     "runtime_contract",
     "tasks_contract",

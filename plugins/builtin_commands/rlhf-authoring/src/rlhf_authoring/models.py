@@ -1,11 +1,23 @@
-"""A tiny real model for tests and benchmarks: a random Llama over characters, as an ordinary model directory."""
+"""A tiny real model for tests and benchmarks, a random Llama over characters as an ordinary model directory; tokenizers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 SYMBOLS = ["<pad>", "<bos>", "<eos>", *"0123456789+-*= \nQA:abcdefghijklmnopqrstuvwxyz?.!,;()[]<>/"]
+
+TOOLS_TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\n{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}<|im_end|>\n{%- endif %}"
+    "{%- for message in messages %}{%- if message.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
+    "{%- else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{%- for call in message.tool_calls %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}'
+    "<|im_end|>\n{%- endif %}{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
+)
+"""A chat template in ChatML, with tools and calls in the form of Qwen."""
 
 
 def tiny_tokenizer() -> Any:
@@ -16,6 +28,27 @@ def tiny_tokenizer() -> Any:
     inner = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(SYMBOLS)}, merges=[]))
     inner.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+
+
+def byte_tokenizer(template: str | None = None, special: Sequence[str] = ()) -> Any:
+    """A tokenizer of one token a byte: any text is encoded, and decoded to the same text.
+
+    Args:
+        template: its chat template, such as ``TOOLS_TEMPLATE``.
+        special: special tokens beside ``<s>``, which begins texts, ``<|im_start|>``, and ``<|im_end|>``, which ends and pads them.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = ["<s>", "<|im_start|>", "<|im_end|>", *special]
+    vocabulary = {token: i for i, token in enumerate([*tokens, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|im_end|>")
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def write_tiny_model(
