@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlhf_host.config.pairs import read_pairs
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models.probes import blocks_of
@@ -67,17 +67,8 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Returns ``KEY=VALUE`` texts as arguments; values are JSON, or texts. Raises ``UserError`` for a text of another form."""
-    arguments = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError(f"backend.optimizer_args {text!r}: write KEY=VALUE, such as momentum=0.9")
-        try:
-            arguments[name] = json.loads(value)
-        except ValueError:
-            arguments[name] = value
-    return arguments
+    """Returns ``backend.optimizer_args`` as arguments. Raises ``UserError`` as ``read_pairs`` does."""
+    return read_pairs(texts, "backend.optimizer_args", "momentum=0.9")
 
 
 def make_optimizer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import re
 import signal
 import threading
@@ -14,6 +13,7 @@ from datetime import date
 from functools import partial
 from typing import Any
 
+from rlhf_host.config.pairs import read_pairs
 from rlhf_host.config.schema import DataConfig
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
@@ -27,18 +27,10 @@ def for_chat(tokenizer: Any, data: DataConfig) -> Any:
 
     Raises ``UserError`` for values that no chat template can get.
     """
-    values: dict[str, Any] = {}
-    for text in data.template_kwargs:
-        name, equals, value = text.partition("=")
-        where = f"data.template_kwargs {text!r}"
-        if not equals or not name.isidentifier():
-            raise UserError(f"{where}: write KEY=VALUE, such as enable_thinking=false")
+    values = read_pairs(data.template_kwargs, "data.template_kwargs", "enable_thinking=false")
+    for name in values:
         if problem := _untold(tokenizer, name):
-            raise UserError(f"{where}: {problem}")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
+            raise UserError(f"data.template_kwargs {name}: {problem}")
     if data.day is not None:
         try:
             values["strftime_now"] = date.fromisoformat(data.day).strftime

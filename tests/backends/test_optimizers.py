@@ -146,6 +146,11 @@ def test_a_run_with_muon_resumes_as_if_it_had_not_stopped(tmp_path):
         ({"optimizer": "SGD", "optimizer_args": ["momentun=0.9"]}, {}, "optimizer_args momentun: SGD takes momentum"),
         ({"optimizer": "SGD", "optimizer_args": ["lr=0.9"]}, {}, "optimizer_args lr: SGD takes momentum"),
         ({"optimizer": "SGD", "optimizer_args": ["momentum"]}, {}, "write KEY=VALUE, such as momentum=0.9"),
+        (
+            {"optimizer": "SGD", "optimizer_args": ["momentum=0.9", "momentum=0.8"]},
+            {},
+            "backend.optimizer_args 'momentum=0.8': momentum is given twice",
+        ),
         ({"optimizer": "SGD"}, {"actor.betas": [0.8, 0.9]}, "betas is set, and backend.optimizer SGD has no betas"),
     ],
 )

@@ -399,6 +399,7 @@ def test_the_template_is_told_what_the_data_say_and_the_day_stays():
         ({"template_kwargs": ["enable_thinkin=false"]}, "the tokenizer's chat template does not read enable_thinkin"),
         ({"template_kwargs": ["reasoning_effort=low"]}, "the tokenizer's chat template does not read reasoning_effort"),
         ({"template_kwargs": ["enable_thinking"]}, "write KEY=VALUE"),
+        ({"template_kwargs": ["enable_thinking=true", "enable_thinking=false"]}, "enable_thinking is given twice"),
         ({"template_kwargs": ["tools=[]"]}, "tools is given by the host"),
         ({"day": "yesterday"}, "is not a day such as 2026-12-31"),
     ],
