@@ -35,6 +35,12 @@ class BadRows:
     def __len__(self) -> int:
         return self.reasons.total()
 
+    @property
+    def summary(self) -> str:
+        """What was left out, for the line about a source; empty: nothing."""
+        count = len(self)
+        return f"; left out {count} bad row{'s' * (count != 1)}, the first at {self.first}" if count else ""
+
     def add(self, index: int, fault: Malformed) -> None:
         """Counts a row. Raises ``UserError`` with its place if bad rows end the run, or if the whole source is at fault."""
         place = f"{self.where(index)}: {fault}"

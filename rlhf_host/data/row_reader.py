@@ -46,15 +46,6 @@ class RowReader:
         self.bad = BadRows(rows.where, stops=data.on_bad_row == "stop")
 
     @property
-    def skipped(self) -> str:
-        """Summary of what was left out, for the report."""
-        return (
-            f"; left out {len(self.bad)} bad row{'s' * (len(self.bad) != 1)}, the first at {self.bad.first}"
-            if len(self.bad)
-            else ""
-        )
-
-    @property
     def columns(self) -> str:
         """Columns that were read, once the first row is."""
         return f"prompt {self.prompt_key!r}, " + (f"label {self.label_key!r}" if self.label_key else "no label")

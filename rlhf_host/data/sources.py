@@ -163,14 +163,14 @@ class _SourceReader:
         if isinstance(rows, PluginInfo):
             return self._of_plugin(rows, source, name, limit)
         reader = RowReader(self.data, source, name, rows)
-        tasks = self._tokenised(self._judged(reader.read(limit), reader), reader.bad)
+        tasks = self._tokenised(self._judged(reader.read(limit), reader.bad, reader), reader.bad)
         if source.path in self.rows:
             return (
                 tasks,
-                f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} given in Python ({reader.columns}){reader.skipped}",
+                f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} given in Python ({reader.columns}){reader.bad.summary}",
             )
         about = f"{reader.columns}{', ' if rows.note else ''}{rows.note}"
-        line = f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.skipped}"
+        line = f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.bad.summary}"
         return tasks, line + _seen(tasks, reader)
 
     def _of_plugin(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
@@ -194,8 +194,9 @@ class _SourceReader:
 
         items = load()
         if isinstance(items, list | tuple) or limit is not None or self.split == "eval":
-            whole = self._tokenised(self._judged(list(islice(tasks(items), limit))))
-            return whole, f"{name}: {len(whole)} tasks from {info}"
+            bad = BadRows(lambda index: f"{name}, task {index + 1}", stops=self.data.on_bad_row == "stop")
+            whole = self._tokenised(self._judged(list(islice(tasks(items), limit)), bad), bad)
+            return whole, f"{name}: {len(whole)} tasks from {info}{bad.summary}"
         if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
 
             def task(index: int) -> Task:
@@ -230,7 +231,7 @@ class _SourceReader:
         cut = [self._cut(task) for task in tasks]
         return cut, f"cut the beginning of {long} of {len(tasks)} prompts longer than {self.longest} tokens"
 
-    def _judged(self, tasks: list[Task], reader: RowReader | None = None) -> list[Task]:
+    def _judged(self, tasks: list[Task], bad: BadRows, reader: RowReader | None = None) -> list[Task]:
         """Returns the tasks whose labels can be used; the others are counted as bad, or raise an error."""
         loaded = [self.manager.by_key[key] for key in self.manager.names("check_labels")]
         own = any(item.kind == EVAL_REWARD for item in self.manager.loaded)
@@ -246,8 +247,8 @@ class _SourceReader:
             if reader is not None and task.ground_truth is None:
                 problem += f"; its columns are {reader.columns_of(task)}: name the one with the label, --data.label-key NAME"
                 if reader.label_key is None:  # nor has any other row one
-                    reader.bad.add(task.index, Malformed(problem, whole=True))
-            _raise_or_count(task, problem, reader.bad if reader is not None else None)
+                    bad.add(task.index, Malformed(problem, whole=True))
+            bad.add(task.index, Malformed(problem))
         return [task for place, task in enumerate(tasks) if place not in faults] if faults else tasks
 
     def _tokenised(self, tasks: Sequence[Task], bad: BadRows | None = None) -> list[Task]:

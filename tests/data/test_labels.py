@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from decimal import Decimal
 
 import datasets
@@ -103,6 +104,20 @@ def test_labels_that_cannot_be_used_are_bad_rows():
     taskset = load(rows, reward(Integers()), on_bad_row="skip")
     assert [task.ground_truth for task in taskset.tasks] == [1, 3]
     assert "left out 1 bad row, the first at data[1]" in taskset.report[0]
+
+
+def test_tasks_of_a_plugin_are_bad_rows_too(tmp_path):
+    (tmp_path / "three.py").write_text(
+        "from rlhf_host import hookimpl\n\n\nclass Three:\n    @hookimpl\n    def load_tasks(self, split, seed):\n"
+        "        return [{'prompt': str(n), 'label': label} for n, label in enumerate((1, 'two', 3))]\n"
+    )
+    path = f"{tmp_path}/three.py:Three"
+    said = r"task 2: reward:mine cannot judge the row: its label is no integer \(data.on_bad_row skip leaves such rows out\)"
+    with pytest.raises(UserError, match=said):
+        load(path, reward(Integers()))
+    taskset = load(path, reward(Integers()), on_bad_row="skip")
+    assert [task.ground_truth for task in taskset.tasks] == [1, 3]
+    assert re.search(r"2 tasks from .*; left out 1 bad row, the first at .*task 2: reward:mine cannot", taskset.report[0])
 
 
 def test_decimals_dates_and_numbers_of_tables_are_labels(tmp_path):

@@ -15,7 +15,7 @@ from rlhf_host import UserError
 
 from . import broken_algorithms, broken_extensions, broken_kernels, broken_offline, broken_rewards
 from .breaking import broken_source
-from .good_plugins import AGENT, ALGO, FILTER, GOOD, PAIRS
+from .good_plugins import AGENT, ALGO, FILTER, GOOD, OWN_LOOP, PAIRS
 
 TABLE = [
     *broken_algorithms.TABLE,
@@ -66,6 +66,30 @@ def test_an_agent_that_only_the_context_ends_is_endless(install):
     bound = ' or episode.state["turns"] >= self.options.max_turns'
     install("agent", AGENT.replace(bound, "").replace("max_turns: int", "other: int"))
     assert failed(run_contract("agent", "made_up")) == {"episodes_end"}
+
+
+def test_an_agent_may_say_twice_why_the_engine_failed(install):
+    """As a framework does that wraps the error of a client, which wraps that of the engine."""
+    source = OWN_LOOP.replace("await policy.generate(tokens)", "await self.ask(policy, tokens)")
+    wraps = """
+    async def ask(self, policy, tokens):
+        try:
+            return await self.client(policy, tokens)
+        except ConnectionError as error:
+            raise RuntimeError("no answer") from error
+
+    async def client(self, policy, tokens):
+        try:
+            return await policy.generate(tokens)
+        except Exception as error:
+            raise ConnectionError("no server") from error
+
+    @hookimpl
+    def agent_close(self, episode):
+        episode.state = None
+"""
+    install("agent", source + wraps)
+    assert [result for result in run_contract("agent", "made_up") if not result.passed] == []
 
 
 def test_an_algorithm_gets_the_checks_of_the_data_that_it_trains_on(install):
