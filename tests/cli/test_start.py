@@ -21,7 +21,7 @@ ELSEWHERE = {
     "show": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
     "compare": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
     "report": "tests/runs/test_report.py",
-    "translate": "plugins/builtin_commands/rlhf-translate/tests/test_translate.py",
+    "translate": "plugins/builtin_commands/rlhf-translate/tests/test_command.py",
     "view": "tests/runs/test_view.py",
     "export": "tests/cli/test_export.py",
     "push": "tests/cli/test_push.py",
