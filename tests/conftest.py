@@ -285,6 +285,11 @@ class Environment:
         # This environment's pip: one thing less to install, and nothing of it can be seen in there.
         _printed([sys.executable, "-m", "pip", "--python", self.home / "bin/python", "--disable-pip-version-check", *arguments])
 
+    def put_before(self, folder: Path) -> None:
+        """Make the packages in a folder count before those that all share."""
+        (site,) = self.home.glob("lib/python*/site-packages")
+        (site / "before.pth").write_text(f"{folder}\n")  # read in the order of names, before third-party.pth
+
     def install(self, *wheels: Path) -> None:
         """Install just these, in place of what is there of them."""
         self.pip("install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--force-reinstall", *wheels)

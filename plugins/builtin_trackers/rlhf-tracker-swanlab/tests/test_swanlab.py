@@ -128,9 +128,10 @@ def test_a_killed_run_goes_on_in_the_same_run(tmp_path):
     own = logged_metrics(tmp_path / "run")
     # Step 3 came after the checkpoint: `swanlab sync` of the second session skips what the run has of it.
     assert second.metrics() == {step: own[step] for step in (3, 4, 5)}
-    # A process that is killed loses what SwanLab held back, up to 1.5 s.
+    # A process that is killed loses what SwanLab held back, up to 1.5 s, and may have written a part of a step.
     before = {step: row for step, row in first.metrics().items() if step <= 2}
-    assert before == {step: own[step] for step in range(len(before))}
+    assert [row.items() <= own[step].items() for step, row in sorted(before.items())] == [True] * len(before)
+    assert sorted(before) == list(range(len(before)))
 
 
 def test_runs_of_one_process_are_apart_and_a_failed_one_is_marked(tmp_path, monkeypatch):
