@@ -5,7 +5,7 @@ They are given to ``rlhf_host.train`` as they are, and to the command line as ``
 
 from __future__ import annotations
 
-from rlhf_host import Advantages, Batch, Experience, LossTerm, Needs, Outputs, hookimpl
+from rlhf_host import Advantages, Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
 
 SUMS = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
@@ -27,7 +27,7 @@ class Learner:
         return Advantages(F.on_actions(values, experience.action_mask))
 
     @hookimpl
-    def compute_loss(self, outputs: Outputs, batch: Batch) -> LossTerm:
+    def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         return F.policy_loss(outputs, batch, F.PolicyLossOptions())
 
 

@@ -114,10 +114,10 @@ def finish_and_fail(tracker: str, first: Mapping[str, Any], second: Mapping[str,
         second: its options in the second run.
     """
     size = {"train.steps": 2, "train.batch_size": 4, "rollout.n": 2, "data.max_samples": 64, "eval.data.arithmetic.count": 8}
-    algo: Any = learner.Learner()
-    rlhf_host.train(algo=algo, reward=learner.right_answer, run_dir="first", **{tracker: first}, **size)
+    same: dict[str, Any] = {"algo": learner.Learner(), **size}
+    rlhf_host.train(**same | {"reward": learner.right_answer, "run_dir": "first", tracker: first})
     with contextlib.suppress(RunError):
-        rlhf_host.train(algo=algo, reward=_fails, run_dir="second", **{tracker: second}, **size)
+        rlhf_host.train(**same | {"reward": _fails, "run_dir": "second", tracker: second})
         raise AssertionError("a run whose reward fails has finished")
 
 
