@@ -250,8 +250,15 @@ class RoleHandle(Protocol):
     def context_length(self) -> int:
         """Longest row, in tokens."""
 
-    async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        """Returns, per trajectory, log-probabilities of its completion tokens."""
+    async def logprobs(self, trajectories: Sequence[Trajectory], *, temperature: float | None = None) -> list[list[float]]:
+        """Returns, per trajectory, log-probabilities of its completion tokens, at the run's temperature or at another."""
+
+    async def topk(
+        self, trajectories: Sequence[Trajectory], k: int, *, temperature: float | None = None
+    ) -> list[list[dict[int, float]]]:
+        """Returns, per trajectory and completion token, the ``k`` likeliest tokens with their log-probabilities, the likeliest
+        first.
+        """
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Returns, per trajectory, the scalar head at each completion token."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.tensors import Batch, RoleOutput
+
+T = TypeVar("T")
 
 
 class TrainerRole:
@@ -42,24 +43,38 @@ class TrainerRole:
     def tokenizer(self) -> Any:
         return load_tokenizer(self._settings)
 
-    async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        return await self._per_token("logprobs", trajectories)
+    async def logprobs(self, trajectories: Sequence[Trajectory], *, temperature: float | None = None) -> list[list[float]]:
+        return await self._per_token("logprobs", trajectories, temperature)
+
+    async def topk(
+        self, trajectories: Sequence[Trajectory], k: int, *, temperature: float | None = None
+    ) -> list[list[dict[int, float]]]:
+        batch = self._batch(trajectories, temperature)
+        likeliest = await self._run(self._trainer.topk, self.name, k, batch)
+        rows = zip(likeliest.ids, likeliest.logprobs, batch.lengths.tolist(), strict=True)
+        return [
+            [dict(zip(*place, strict=True)) for place in zip(ids[:length].tolist(), values[:length].tolist(), strict=True)]
+            for ids, values, length in rows
+        ]
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         return await self._per_token("values", trajectories)
 
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        return (await self._outputs("scores", completions(trajectories, self._temperature))).tolist()
+        return (await self._run(self._trainer.outputs, self.name, "scores", self._batch(trajectories))).tolist()
 
-    async def _per_token(self, output: RoleOutput, trajectories: Sequence[Trajectory]) -> list[list[float]]:
-        batch = completions(trajectories, self._temperature)
-        values = await self._outputs(output, batch)
+    async def _per_token(
+        self, output: RoleOutput, trajectories: Sequence[Trajectory], temperature: float | None = None
+    ) -> list[list[float]]:
+        batch = self._batch(trajectories, temperature)
+        values = await self._run(self._trainer.outputs, self.name, output, batch)
         return [row[:length].tolist() for row, length in zip(values, batch.lengths.tolist(), strict=True)]
 
-    async def _outputs(self, output: RoleOutput, batch: Batch) -> Tensor:
-        if self._threads:
-            return await asyncio.to_thread(self._trainer.outputs, self.name, output, batch)
-        return self._trainer.outputs(self.name, output, batch)
+    def _batch(self, trajectories: Sequence[Trajectory], temperature: float | None = None) -> Batch:
+        return completions(trajectories, self._temperature if temperature is None else temperature)
+
+    async def _run(self, compute: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.to_thread(compute, *arguments) if self._threads else compute(*arguments)
 
 
 def completions(trajectories: Sequence[Trajectory], temperature: float) -> Batch:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from secrets import compare_digest
 from typing import TYPE_CHECKING, Any
 
+from rlhf_host import NoRoom, RoleHandle, SampleKey, Segment
 from rlhf_host.rollouts import Call, EpisodePolicy
-from rlhf_server import asked, chat, completions, messages, responses
+from rlhf_server import asked, chat, completions, likelihoods, messages, responses
 from rlhf_server.aside import Aside
 from rlhf_server.bodies import Body
 from rlhf_server.errors import ApiError, invalid, openai_form
@@ -25,20 +26,22 @@ IGNORED = 100
 """Maximum number of names of ignored parameters that a server distinguishes; further ones are ``other``."""
 KEEPALIVE_S = 10.0
 """Maximum seconds without output to a streaming client."""
+LONG_ANSWER = 4096
+"""Number of tokens with log-probabilities from which on an answer is written in a thread."""
 STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-Answer = Callable[[list[Call], Mapping[str, Any]], dict[str, Any]]
+Answer = Callable[[list[Call], Mapping[str, Any]], Awaitable[dict[str, Any]]]
 Chunks = Callable[[Mapping[str, Any], bool], list[dict[str, Any]]]
 
 
 class PolicyServer:
     """OpenAI's API for the policies of episodes: each has its own base URL.
 
-    ``shared`` returns the policy behind the base URL without an episode, for clients with the server's own key. Requests
-    without access are refused before any of the body is read.
+    ``shared`` returns the policy behind the base URL without an episode, for clients with the server's own key, and ``role`` is
+    its model. Requests without access are refused before any of the body is read.
     """
 
-    def __init__(self, limits: Limits, model: str, shared: Callable[[], EpisodePolicy] | None):
-        self.limits, self.model, self.shared = limits, model, shared
+    def __init__(self, limits: Limits, model: str, shared: Callable[[], EpisodePolicy] | None, role: RoleHandle | None = None):
+        self.limits, self.model, self.shared, self.role = limits, model, shared, role
         self.api_key = new_token(256)
         self.sessions: dict[str, Session] = {}
         self.shared_url = ""
@@ -59,9 +62,10 @@ class PolicyServer:
         limits: Limits | None = None,
         model: str = "policy",
         shared: Callable[[], EpisodePolicy] | None = None,
+        role: RoleHandle | None = None,
     ) -> PolicyServer:
         """Starts the server. Raises ``UserError`` if the address is not available."""
-        server = cls(limits or Limits(), model, shared)
+        server = cls(limits or Limits(), model, shared, role)
         await server._http.start(host, port, server._routes(port))
         server.shared_url = f"{server.url}/v1" if port or shared else f"{server.url}/e/{server._all}/v1"
         return server
@@ -143,10 +147,10 @@ class PolicyServer:
             raise ApiError(
                 404, f"there is no model {body['model']!r} here: its name is {self.model!r}", "model_not_found", "model"
             )
-        if self._common is None or self._common.calls + self.limits.choices > self.limits.in_flight:
+        if self._common is None or self._common.calls + self.limits.prompts > self.limits.in_flight:
             limits = Limits(calls=self.limits.in_flight, calls_at_once=self.limits.in_flight)
             # A new one now and then, because a tree keeps what was said.
-            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits, free=True)
+            self._common = Session(self.shared(), f"{self.url}/v1", self.api_key, limits, free=True, role=self.role)
         return self._common
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -154,31 +158,71 @@ class PolicyServer:
         body, session = sent.value, self._session(request, sent.value)
         messages, tools = chat.messages_of(body, self.limits), chat.tools_of(body, self.limits)
         sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
+        wanted = likelihoods.wanted_of(body, "chat", computed=session.role is not None)
         policy, tokenizer = session.policy, session.policy.tokenizer
+        seed = asked.seed_of(body, free=session.free)
 
-        async def work() -> Call:
+        async def work(number: int) -> Call:
             plan = await self._aside.plan(policy, messages, tools, long=sent.long)
-            return await policy.answer(plan, sampling, tools, parsed=True)
+            return await policy.answer(plan, sampling, tools, parsed=True, key=_key(seed, number))
 
-        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
-            return chat.answer_of(calls, body, self.model, tokenizer)
+        async def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            scored = None
+            if wanted.passes:
+                scored = await self._scored(session, [(call.prompt_ids, call) for call in calls], wanted)
+            return chat.answer_of(calls, body, self.model, tokenizer, scored)
 
         return await self._respond(request, session, sent, work, answer, chat.chunks_of, chat.KNOWN)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         sent = await self._http.body_of(request)
         body, session = sent.value, self._session(request, sent.value)
-        policy = session.policy
-        prompt = await self._prompt(session, sent)
-        sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free)
+        policy, wanted = session.policy, likelihoods.wanted_of(body, "text", computed=session.role is not None)
+        prompts = await self._prompts(session, sent)
+        read_only = wanted.echo and type(body.get("max_tokens")) is int and body["max_tokens"] == 0
+        plain = {name: value for name, value in body.items() if not (read_only and name == "max_tokens")}
+        sampling = asked.sampling_of(plain, policy.sampling, self.limits, free=session.free)
+        seed, n = asked.seed_of(body, free=session.free), asked.integer(body, "n", 1, self.limits.choices) or 1
+        each = [prompt for prompt in prompts for _ in range(n)]
+        if len(each) > self.limits.prompts:
+            raise invalid("n", f"{len(prompts)} prompts with {n} choices each; at most {self.limits.prompts} together")
 
-        async def work() -> Call:
-            return await policy.answer(policy.tree.plan_ids(prompt), sampling)
+        async def work(number: int) -> Call:
+            return await policy.answer(policy.tree.plan_ids(each[number].ids), sampling, key=_key(seed, number % n))
 
-        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
-            return completions.answer_of(calls, body, self.model, policy.tokenizer, sampling.stop)
+        async def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+            scored = None
+            if wanted.passes:
+                rows = zip(each, calls or [None] * len(each), strict=True)
+                scored = await self._scored(session, [(prompt.ids, call) for prompt, call in rows], wanted)
+            long = wanted.logprobs and sum(len(prompt.ids) for prompt in each) > LONG_ANSWER
 
-        return await self._respond(request, session, sent, work, answer, completions.chunks_of, completions.KNOWN)
+            def write() -> dict[str, Any]:
+                args = (body, wanted, self.model, policy.tokenizer, sampling.stop, scored)
+                return completions.answer_of(each, calls, *args)
+
+            return await self._aside.run(long, write)
+
+        count = 0 if read_only else len(each)
+        return await self._respond(request, session, sent, work, answer, completions.chunks_of, completions.KNOWN, count=count)
+
+    async def _scored(
+        self, session: Session, rows: Sequence[tuple[Sequence[int], Call | None]], wanted: likelihoods.Wanted
+    ) -> list[likelihoods.Scored]:
+        """Returns the log-probabilities of answers, or of prompts with their answers if those are echoed."""
+        assert session.role is not None
+        most, read = session.policy.max_tokens, []
+        for prompt, call in rows:
+            said = [] if call is None or call.generation is None else list(call.generation.token_ids)
+            begins = 1 if wanted.echo else len(prompt)
+            images = () if call is None else call.prompt_images
+            read.append((Segment("prompt", prompt[:begins], images=images), [*prompt[begins:], *said]))
+        with session.told():
+            if (longest := max(len(prompt.token_ids) + len(ids) for prompt, ids in read)) > most:
+                raise NoRoom(f"the prompt has {longest} tokens; max_tokens is {most}")
+            scored = await likelihoods.score(session.role, read, wanted.top)
+        first = [None] if wanted.echo else []  # nothing predicts a row's first token
+        return [likelihoods.Scored([*first, *one.logprobs], [*first, *one.top]) for one in scored]
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         sent = await self._http.body_of(request)
@@ -186,14 +230,16 @@ class PolicyServer:
         before = responses.previous_of(body, session.responses)
         messages, tools = responses.messages_of(body, before, self.limits), responses.tools_of(body, self.limits)
         sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
+        likelihoods.wanted_of(body, "other", computed=False)
+        seed = asked.seed_of(body, free=session.free)
         if body.get("n") not in (None, 1):
             raise invalid("n", "a response is one")
 
-        async def work() -> Call:
+        async def work(number: int) -> Call:
             plan = await self._aside.plan(session.policy, messages, tools, long=sent.long)
-            return await session.policy.answer(plan, sampling, tools, parsed=True)
+            return await session.policy.answer(plan, sampling, tools, parsed=True, key=_key(seed, number))
 
-        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+        async def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
             whole = responses.answer_of(calls, body, self.model, session.policy.tokenizer)
             assert calls[0].shown is not None
             said = messages[1:] if body.get("instructions") else messages
@@ -209,14 +255,15 @@ class PolicyServer:
         asked_for, tools = messages.messages_of(body, self.limits), messages.tools_of(body, self.limits)
         if asked.integer(body, "max_tokens", 1) is None:
             raise invalid("max_tokens", "missing: the longest answer, in tokens")
+        likelihoods.wanted_of(body, "other", computed=False)
         policy = session.policy
         sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free)
 
-        async def work() -> Call:
+        async def work(number: int) -> Call:
             plan = await self._aside.plan(policy, asked_for, tools, long=sent.long)
             return await policy.answer(plan, sampling, tools, parsed=True)
 
-        def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
+        async def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
             return messages.answer_of(calls, sampling.stop, self.model, policy.tokenizer)
 
         plain = replace(sent, value={**body, "n": 1})
@@ -239,16 +286,19 @@ class PolicyServer:
         request: web.Request,
         session: Session,
         sent: Body,
-        work: Callable[[], Awaitable[Call]],
+        work: Callable[[int], Awaitable[Call]],
         answer: Answer,
         chunks: Chunks,
         known: tuple[str, ...],
         errors: Callable[[ApiError], dict[str, Any]] = openai_form,
+        *,
+        count: int | None = None,
     ) -> web.StreamResponse:
+        """Answers with ``count`` calls; if it is None, with as many as the request has choices."""
         from aiohttp import web
 
         body = sent.value
-        count = asked.integer(body, "n", 1, self.limits.choices) or 1
+        count = asked.integer(body, "n", 1, self.limits.choices) or 1 if count is None else count
         usage = asked.wants_usage(body)
         ignored = asked.ignored_in(body, session.policy.sampling, known, free=session.free)
         new = [name for name in ignored if name not in self._ignored]
@@ -259,15 +309,19 @@ class PolicyServer:
         digest = request.path.encode() + sent.digest
         again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         self._open += 1
-        asking = asyncio.ensure_future(session.ask(digest, again, count, work))
         calls: list[Call] = []
+
+        async def ask() -> dict[str, Any]:
+            calls.extend(await session.ask(digest, again, count, work))
+            return await answer(calls, body)
+
+        asking = asyncio.ensure_future(ask())
         try:
             response: web.StreamResponse | None = None
             if body.get("stream"):
                 response = await self._kept_alive(request, asking)
-            calls = await asking
+            whole = await asking
             headers = _headers(calls, ignored)
-            whole = answer(calls, body)
             if not body.get("stream"):
                 response = web.json_response(whole, headers=headers)
                 await response.prepare(request)
@@ -296,7 +350,7 @@ class PolicyServer:
             self._open -= 1
             asking.cancel()
 
-    async def _kept_alive(self, request: web.Request, asking: asyncio.Future[list[Call]]) -> web.StreamResponse | None:
+    async def _kept_alive(self, request: web.Request, asking: asyncio.Future[dict[str, Any]]) -> web.StreamResponse | None:
         """Waits for the answer. If that takes long, a stream gets signs of life meanwhile, and then the whole message in one
         event. An error before the first byte is an ordinary one.
         """
@@ -307,13 +361,14 @@ class PolicyServer:
             await response.write(b": keepalive\n\n")
         return response
 
-    async def _prompt(self, session: Session, sent: Body) -> list[int]:
-        """Returns the tokens of a text, or those that were sent."""
+    async def _prompts(self, session: Session, sent: Body) -> list[completions.Prompt]:
+        """Returns the tokens of texts, or those that were sent."""
         policy, given = session.policy, sent.value.get("prompt")
 
-        def work() -> list[int]:
-            self._aside.refuse_unfit(policy, [given] if isinstance(given, str) else [])
-            return completions.prompt_of(sent.value, policy.tokenizer, policy.vocabulary)
+        def work() -> list[completions.Prompt]:
+            for text in given if isinstance(given, list) else [given]:
+                self._aside.refuse_unfit(policy, [text] if isinstance(text, str) else [])
+            return completions.prompts_of(sent.value, policy.tokenizer, policy.vocabulary, self.limits)
 
         with session.told():
             return await self._aside.run(sent.long, work)
@@ -337,7 +392,9 @@ class PolicyServer:
             with session.told():
                 tokens = await self._aside.render(policy, messages, tools, long=sent.long)
         else:
-            tokens = await self._prompt(session, sent)
+            tokens, *more = [prompt.ids for prompt in await self._prompts(session, sent)]
+            if more:
+                raise invalid("prompt", "one prompt a request")
         return web.json_response({"count": len(tokens), "max_model_len": policy.max_tokens, "tokens": tokens})
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
@@ -358,6 +415,11 @@ class PolicyServer:
         from aiohttp import web
 
         return web.json_response({"status": "ok", "episodes": len(self.sessions)})
+
+
+def _key(seed: int | None, number: int) -> SampleKey | None:
+    """Returns the key of a choice of a request with a seed; None: the policy makes one."""
+    return None if seed is None else (seed, 0, number, 0)
 
 
 def _headers(calls: Iterable[Call], ignored: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,6 @@ REFUSED = {
     "function_call": "use tools",
     "audio": "this policy reads text",
     "prediction": "not supported",
-    "echo": "not supported",
     "suffix": "not supported",
     "best_of": "use n",
     "use_beam_search": "tokens come from the run's own distribution",
@@ -39,9 +38,6 @@ def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits, *, free:
     for name, way in REFUSED.items():
         if body.get(name) not in (None, False):
             raise invalid(name, way)
-    if body.get("top_logprobs") or body.get("logprobs") not in (None, False, True):  # 0 and 1 are equal to the last two
-        name = "top_logprobs" if body.get("top_logprobs") else "logprobs"
-        raise invalid(name, "only the sampled token's log-probability is known")
     length = run.max_new_tokens
     for name in LENGTHS:
         if (value := integer(body, name, 1)) is not None:
@@ -66,11 +62,16 @@ def ignored_in(body: Mapping[str, Any], run: Sampling, known: Collection[str], *
     same: dict[str, Any] = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
     same |= {"tool_choice": "auto", "store": False, "parallel_tool_calls": True, "response_format": {"type": "text"}}
     followed = {*known, *LENGTHS, "stop", "n", "model", "stream", "stream_options", "logprobs", "metadata", *REFUSED}
-    followed |= {"top_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
-    followed |= {*DISTRIBUTION} if free else set()
+    followed |= {"echo", "top_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
+    followed |= {*DISTRIBUTION, "seed"} if free else set()
     given = [name for name, value in body.items() if value is not None and name not in followed]
     odd = [name for name in given if name not in same or body[name] != same[name]]
     return [name if name.isidentifier() and name.isascii() and len(name) < 40 else "other" for name in odd[:50]]
+
+
+def seed_of(body: Mapping[str, Any], *, free: bool) -> int | None:
+    """Returns the seed of a request that chooses one. Raises ``ApiError`` for a value that is none."""
+    return integer(body, "seed", 0, 2**63 - 1) if free else None
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf_host import Message, Picture, ToolCall, UserError
 from rlhf_host.rollouts import Call
 from rlhf_server.errors import invalid
+from rlhf_server.likelihoods import Scored
 from rlhf_server.limits import Limits
 
 KNOWN = ("messages", "tools")
@@ -144,25 +146,40 @@ def usage_of(calls: Sequence[Call]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
 
 
-def logprobs_of(call: Call, tokenizer: Any, *, as_ids: bool) -> dict[str, Any]:
+def name_of(tokenizer: Any, *, as_ids: bool) -> Callable[[int], str]:
+    """Returns the function from a token to its text, or to the form in which clients ask for its id."""
+
+    @functools.cache
+    def name(token: int) -> str:
+        return f"token_id:{token}" if as_ids else str(tokenizer.decode([token]))
+
+    return name
+
+
+def logprobs_of(call: Call, name: Callable[[int], str], scored: Scored | None = None) -> dict[str, Any]:
+    """Returns log-probabilities of an answer: those of ``scored``, or those of the distribution that was sampled."""
     assert call.generation is not None
     tokens = call.generation.token_ids
-    texts = [f"token_id:{token}" if as_ids else tokenizer.decode([token]) for token in tokens]
-    content = [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace")), "top_logprobs": []}
-        for text, logprob in zip(texts, call.generation.logprobs, strict=True)
-    ]
+    logprobs = call.generation.logprobs if scored is None else scored.logprobs
+    content = []
+    for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        top = [] if scored is None else [_named(name(one), value) for one, value in (scored.top[place] or {}).items()]
+        content.append({**_named(name(token), logprob), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any) -> dict[str, Any]:
+def _named(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def answer_of(
+    calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any, scored: Sequence[Scored] | None = None
+) -> dict[str, Any]:
     """Returns the body of an answer that is not streamed."""
-    choices = []
+    choices, name = [], name_of(tokenizer, as_ids=bool(body.get("return_tokens_as_token_ids")))
     for place, call in enumerate(calls):
         assert call.generation is not None
-        logprobs = (
-            logprobs_of(call, tokenizer, as_ids=bool(body.get("return_tokens_as_token_ids"))) if body.get("logprobs") else None
-        )
+        logprobs = logprobs_of(call, name, None if scored is None else scored[place]) if body.get("logprobs") else None
         choice = {
             "index": place,
             "message": message_of(call, tokenizer),

@@ -16,6 +16,8 @@ class Limits:
     messages: int = 4096
     tools: int = 512
     choices: int = 8
+    prompts: int = 256
+    """Prompts of one request, times their choices."""
     stops: int = 16
     stop_characters: int = 1000
     calls: int = 256

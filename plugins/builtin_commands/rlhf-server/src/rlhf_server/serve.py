@@ -32,7 +32,7 @@ def serve(
         KeyboardInterrupt: the server was asked to stop.
     """
     with _talking(config) as running:
-        server = running.run(PolicyServer.start(host, port, model=model, shared=running.policy))
+        server = running.run(PolicyServer.start(host, port, model=model, shared=running.policy, role=running.roles["actor"]))
         if key is not None:
             server.api_key = key
         ready(server)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_host import Message
+from rlhf_host import Message, RoleHandle
 from rlhf_host.rollouts import Call, EpisodePolicy, misnamed
 from rlhf_server.errors import ApiError, as_api_error, invalid
 from rlhf_server.limits import Limits
@@ -28,6 +28,8 @@ class Session:
     shared_url: str = ""
     free: bool = False
     """True if nothing of it is trained, so requests choose the distribution."""
+    role: RoleHandle | None = None
+    """The model's passes, for log-probabilities of tokens that were not sampled."""
     reward: float | None = None
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -55,11 +57,12 @@ class Session:
     def api_key(self) -> str:
         return self.token
 
-    async def ask(self, digest: bytes, again: bool, count: int, work: Callable[[], Awaitable[Call]]) -> list[Call]:
+    async def ask(self, digest: bytes, again: bool, count: int, work: Callable[[int], Awaitable[Call]]) -> list[Call]:
         """Returns ``count`` answers of the policy.
 
         Args:
             digest: digest of the request.
+            work: returns the answer of this number.
             again: the client has sent the request before and did not get its answer: it joins the open call, or gets the
                 earlier answer.
 
@@ -116,10 +119,10 @@ class Session:
                 self.lost = error
             raise told from error
 
-    async def _together(self, count: int, work: Callable[[], Awaitable[Call]]) -> list[Call]:
+    async def _together(self, count: int, work: Callable[[int], Awaitable[Call]]) -> list[Call]:
         if count == 1:
-            return [await work()]
-        asking = [asyncio.ensure_future(work()) for _ in range(count)]
+            return [await work(0)]
+        asking = [asyncio.ensure_future(work(number)) for number in range(count)]
         try:
             return list(await asyncio.gather(*asking))
         except BaseException:

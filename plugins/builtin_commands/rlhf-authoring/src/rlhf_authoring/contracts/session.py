@@ -51,8 +51,14 @@ class MadeUpRole:
     def tokenizer(self) -> Any:
         return tokenizer()
 
-    async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+    async def logprobs(self, trajectories: Sequence[Trajectory], *, temperature: float | None = None) -> list[list[float]]:
         return [[-self._number(ids[: i + 1]) - 0.1 for i in range(len(ids))] for ids in map(_completion, trajectories)]
+
+    async def topk(
+        self, trajectories: Sequence[Trajectory], k: int, *, temperature: float | None = None
+    ) -> list[list[dict[int, float]]]:
+        likeliest = {token: -0.1 - token for token in range(k)}
+        return [[dict(likeliest) for _ in ids] for ids in map(_completion, trajectories)]
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         return [[self._number(ids[:i]) for i in range(len(ids))] for ids in map(_completion, trajectories)]
