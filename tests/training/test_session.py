@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import rlhf_host
-from rlhf_host import Needs, RoleNeed, Sampling, UserError
+from rlhf_host import Needs, RoleNeed, Sampling, Segment, Task, Trajectory, UserError
 from rlhf_host.settings import RoleConfig, RunConfig
 
 SMALL = {"rollout": {"max_new_tokens": 6}, "train": {"threads": 1}}
@@ -62,3 +64,26 @@ def test_rewards_judge_what_a_collector_collects(tiny_model):
 def test_a_model_that_is_not_there_is_refused():
     with pytest.raises(UserError, match="nowhere"), rlhf_host.session(model="nowhere", **SMALL):
         pass
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_role_gives_its_likeliest_tokens_at_any_temperature(tiny_model, debug):
+    prompt, rows = [5, 6, 7], [[8, 9, 10, 11], [12], []]
+    with rlhf_host.session(model=tiny_model, debug=debug, **SMALL) as running:
+        actor = running.roles["actor"]
+        read = [
+            Trajectory(f"t{number}", f"t{number}", Task(""), [Segment("prompt", prompt), Segment("action", ids)])
+            for number, ids in enumerate(rows)
+        ]
+        plain, cold = (running.run(actor.logprobs(read, **more)) for more in ({}, {"temperature": 0.5}))
+        likely, colder = (running.run(actor.topk(read, 3, **more)) for more in ({}, {"temperature": 0.5}))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for temperature, logprobs, tops in ((1.0, plain, likely), (0.5, cold, colder)):
+        for ids, own, top in zip(rows, logprobs, tops, strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1] / temperature
+            every = logits.log_softmax(-1)
+            assert own == pytest.approx([float(row[token]) for row, token in zip(every, ids, strict=True)], abs=1e-5)
+            assert [list(one) for one in top] == [row.topk(3).indices.tolist() for row in every]
+            for one, row in zip(top, every, strict=True):
+                assert list(one.values()) == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)

@@ -230,7 +230,7 @@ class PolicyServer:
         before = responses.previous_of(body, session.responses)
         messages, tools = responses.messages_of(body, before, self.limits), responses.tools_of(body, self.limits)
         sampling = asked.sampling_of(body, session.policy.sampling, self.limits, free=session.free)
-        likelihoods.wanted_of(body, "other", computed=False)
+        wanted = responses.wanted_of(body, computed=session.role is not None)
         seed = asked.seed_of(body, free=session.free)
         if body.get("n") not in (None, 1):
             raise invalid("n", "a response is one")
@@ -240,7 +240,10 @@ class PolicyServer:
             return await session.policy.answer(plan, sampling, tools, parsed=True, key=_key(seed, number))
 
         async def answer(calls: list[Call], body: Mapping[str, Any]) -> dict[str, Any]:
-            whole = responses.answer_of(calls, body, self.model, session.policy.tokenizer)
+            scored = None
+            if wanted.passes:
+                scored = await self._scored(session, [(call.prompt_ids, call) for call in calls], wanted)
+            whole = responses.answer_of(calls, body, self.model, session.policy.tokenizer, wanted, scored)
             assert calls[0].shown is not None
             said = messages[1:] if body.get("instructions") else messages
             session.remember(whole["id"], [*said, calls[0].shown.message])

@@ -9,10 +9,13 @@ from typing import Any
 
 from rlhf_host import Message
 from rlhf_host.rollouts import Call
-from rlhf_server import chat
+from rlhf_server import chat, likelihoods
 from rlhf_server.errors import ApiError, invalid
+from rlhf_server.likelihoods import Scored, Wanted
 from rlhf_server.limits import Limits
 
+LOGPROBS = "message.output_text.logprobs"
+"""Value of ``include`` that asks for log-probabilities."""
 KNOWN = ("input", "instructions", "tools", "previous_response_id", "include", "reasoning", "text", "truncation")
 
 
@@ -88,7 +91,28 @@ def previous_of(body: Mapping[str, Any], known: Mapping[str, list[Message]]) -> 
     return known[str(previous)]
 
 
-def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokenizer: Any) -> dict[str, Any]:
+def wanted_of(body: Mapping[str, Any], *, computed: bool) -> Wanted:
+    """Returns the log-probabilities that ``include`` and ``top_logprobs`` ask for. Raises ``ApiError``; see
+    ``likelihoods.wanted_of``.
+    """
+    include = body.get("include")
+    if include is not None and (not isinstance(include, list) or not all(isinstance(one, str) for one in include)):
+        raise invalid("include", "a list of texts")
+    logprobs = bool(body.get("top_logprobs")) or LOGPROBS in (include or ())
+    return likelihoods.wanted_of({**body, "logprobs": logprobs}, "chat", computed=computed)
+
+
+def answer_of(
+    calls: Sequence[Call],
+    body: Mapping[str, Any],
+    model: str,
+    tokenizer: Any,
+    wanted: Wanted,
+    scored: Sequence[Scored] | None = None,
+) -> dict[str, Any]:
+    """Returns the body of an answer that is not streamed, with the log-probabilities that are wanted: those of ``scored``, or
+    those of the distribution that was sampled.
+    """
     call = calls[0]
     reply, answer = call.shown, call.generation
     assert reply is not None
@@ -100,7 +124,10 @@ def answer_of(calls: Sequence[Call], body: Mapping[str, Any], model: str, tokeni
         content = [{"type": "reasoning_text", "text": reply.reasoning}]
         output.append({"type": "reasoning", "id": f"rs_{call.id}", "summary": [], "content": content})
     if reply.content or not reply.tool_calls:
-        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
+        part: dict[str, Any] = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
+        if wanted.logprobs:
+            name = chat.name_of(tokenizer, as_ids=False)
+            part["logprobs"] = chat.logprobs_of(call, name, None if scored is None else scored[0])["content"]
         output.append({"type": "message", "id": f"msg_{call.id}", "role": "assistant", "status": status, "content": [part]})
     for one in reply.tool_calls:
         wire = chat.wire_call(one)
