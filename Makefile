@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -147,6 +147,18 @@ setup-trackers: build/trackers/bin/python ## make build/trackers, .venv with MLf
 
 test-trackers: setup build/trackers/bin/python ## train with the real MLflow, SwanLab and Trackio as trackers
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 build/trackers/bin/python -m pytest $(foreach name,mlflow swanlab trackio,plugins/builtin_trackers/rlhf-tracker-$(name))
+
+# lm_eval and inspect want another fsspec; torch, transformers and datasets are .venv's.
+build/evaluations/bin/lm_eval: | $(STAMP)
+	rm -rf build/evaluations
+	$(PYTHON) -m venv build/evaluations
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$(build/evaluations/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/host.pth"
+	build/evaluations/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r constraints/evaluations.txt \
+		|| { rm -rf build/evaluations; exit 1; }
+
+test-evaluations: setup build/evaluations/bin/lm_eval ## evaluate a model with lm_eval and inspect, through rlhf serve and beside it: minutes
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_evaluations.py
 
 # In an environment of its own: it wants other versions of what it shares with the host.
 build/cluster-tools/bin/python:

@@ -74,6 +74,7 @@ SLOW = {
         "backends_hold_as_much",
         "bytes of backends, counted beside the plan of memory",
     ),
+    "tests/outside/test_evaluations.py": ("", "lm_eval and inspect against rlhf serve, beside lm_eval's own model"),
     "tests/models/test_flex.py": ("a_model_shares_prompts", "FlexAttention, compiled"),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
+from rlhf_server.limits import Limits
+
+from rlhf_host.errors import LostError
 
 anthropic = pytest.importorskip("anthropic", reason="comes with make setup-distributed")
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -105,6 +110,72 @@ def test_why_an_answer_ended(serve, stage):
     assert answers[1].content[0].text == "a "
 
 
+def test_of_several_stop_sequences_the_first_in_the_text_ended_it(serve, stage):
+    _, [answer] = ask(serve, stage, "a bc", {"stop_sequences": ["c", "bc"]})
+    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == ("a ", "stop_sequence", "bc")
+
+
+def test_several_calls_and_their_results(serve, stage):
+    both = f"{CALL}\n{CALL.replace('1', '2')}"
+    said = iter([both, "5 and 7"])
+
+    async def test(server, stage):
+        session = server.open(stage.policy())
+        async with client(session) as one:
+            more = {"model": "m", "max_tokens": 200, "tools": [*TOOLS, {**TOOLS[0], "name": "times"}]}
+            async with one.messages.stream(messages=HI, **more) as stream:
+                first = await stream.get_final_message()
+            results = [
+                {"type": "tool_result", "tool_use_id": block.id, "content": str(4 + 2 * place)}
+                for place, block in enumerate(first.content)
+            ]
+            talk = [*HI, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+            return session, first, await one.messages.create(messages=talk, **more)
+
+    session, first, second = serve(test, stage(lambda ids: next(said)))
+    assert [(block.type, block.name, block.input) for block in first.content] == [
+        ("tool_use", "add", {"a": 1}),
+        ("tool_use", "add", {"a": 2}),
+    ]
+    assert len({block.id for block in first.content}) == 2
+    assert second.content[0].text == "5 and 7"
+    assert len(session.policy.trajectories()) == 1, "the second request goes on from the first"
+    text = session.policy.tokenizer.decode(second.prompt_token_ids)
+    assert text.index("<tool_response>\n4") < text.index("<tool_response>\n6")
+
+
+def test_an_engine_that_goes_during_a_stream_is_the_client_s_error(serve, stage, monkeypatch):
+    monkeypatch.setattr("rlhf_server.app.KEEPALIVE_S", 0.02)
+
+    def gone(ids):
+        raise LostError("the engine is gone")
+
+    async def test(server, stage):
+        session = server.open(stage.policy())
+        async with client(session) as one:
+            with pytest.raises(anthropic.APIStatusError, match="the engine is gone") as error:
+                async with one.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
+                    await stream.get_final_message()
+        return error.value
+
+    error = serve(test, stage(gone, delay_s=0.2))
+    assert error.body["error"]["type"] == "api_error"
+
+
+def test_too_many_requests_are_the_client_s_error(serve, stage):
+    async def test(server, stage):
+        session = server.open(stage.policy())
+        async with client(session) as one:
+            ask = {"model": "m", "max_tokens": 9, "messages": HI}
+            told = await asyncio.gather(*(one.messages.create(**ask) for _ in range(2)), return_exceptions=True)
+        return told
+
+    told = serve(test, stage(lambda ids: "x", delay_s=0.2), limits=Limits(calls_at_once=1))
+    [error] = [one for one in told if isinstance(one, Exception)]
+    assert isinstance(error, anthropic.RateLimitError)
+    assert error.body["error"]["type"] == "rate_limit_error"
+
+
 def test_an_empty_answer_has_no_block(serve, stage):
     _, [answer] = ask(serve, stage, "", {})
     assert (answer.content, answer.stop_reason) == ([], "end_turn")
@@ -120,12 +191,13 @@ def test_what_has_no_effect_is_named(serve, stage):
     async def test(server, stage):
         session = server.open(stage.policy())
         async with client(session) as one:
-            more = {"extra_body": {"temperature": 0.3, "top_k": 5}, "tools": TOOLS, "tool_choice": {"type": "any"}}
+            choice = {"type": "any", "disable_parallel_tool_use": True}
+            more = {"extra_body": {"temperature": 0.3, "top_k": 5}, "tools": TOOLS, "tool_choice": choice}
             answer = await one.messages.with_raw_response.create(model="m", max_tokens=9, messages=HI, **more)
         return answer.headers["x-rlhf-ignored"], answer.headers["x-rlhf-version"]
 
     ignored, version = serve(test, stage(lambda ids: "x"))
-    assert set(ignored.split(",")) == {"temperature", "top_k", "tool_choice"}
+    assert set(ignored.split(",")) == {"temperature", "top_k", "tool_choice", "disable_parallel_tool_use"}
     assert version == "0"
 
 
@@ -151,7 +223,11 @@ def block(**fields):
         ({"extra_body": {"mcp_servers": [{"url": "x"}]}}, "mcp_servers: servers of tools are the program's own"),
         ({"extra_body": {"output_format": {"type": "json_schema"}}}, "output_format: tokens come from the run's own"),
         ({"extra_body": {"tool_choice": "auto"}}, "tool_choice: an object of the type auto"),
-        ({"stop_sequences": [""]}, "stop: a text"),
+        ({"stop_sequences": [""]}, "stop_sequences: a text"),
+        (
+            block(type="tool_result", tool_use_id="t", content=[{"type": "text", "text": "x"}, {"type": "document"}]),
+            r"messages\[0\].content\[0\].content\[1\]: a block of the type text; .*'document'",
+        ),
         ({"max_tokens": 0}, "max_tokens: an integer from 1"),
         ({"system": [{"type": "image"}]}, r"system\[0\]: a block of the type text"),
     ],

@@ -260,7 +260,8 @@ class PolicyServer:
             raise invalid("max_tokens", "missing: the longest answer, in tokens")
         likelihoods.wanted_of(body, "other", computed=False)
         policy = session.policy
-        sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free)
+        stop_name = "stop_sequences"
+        sampling = asked.sampling_of(body, policy.sampling, self.limits, free=session.free, stop_name=stop_name)
 
         async def work(number: int) -> Call:
             plan = await self._aside.plan(policy, asked_for, tools, long=sent.long)

@@ -31,9 +31,14 @@ DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p")
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
-def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits, *, free: bool = False) -> Sampling:
+def sampling_of(
+    body: Mapping[str, Any], run: Sampling, limits: Limits, *, free: bool = False, stop_name: str = "stop"
+) -> Sampling:
     """Returns the run's sampling with the request's length and stops and, if it is ``free``, its distribution too. Raises
     ``ApiError`` for parameters that cannot be followed.
+
+    Args:
+        stop_name: what the client calls its stop texts.
     """
     for name, way in REFUSED.items():
         if body.get(name) not in (None, False):
@@ -46,7 +51,9 @@ def sampling_of(body: Mapping[str, Any], run: Sampling, limits: Limits, *, free:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     texts = isinstance(stops, list) and all(isinstance(one, str) and 0 < len(one) <= limits.stop_characters for one in stops)
     if not texts or len(stops) > limits.stops:
-        raise invalid("stop", f"a text, or at most {limits.stops} texts, of at most {limits.stop_characters} characters each")
+        raise invalid(
+            stop_name, f"a text, or at most {limits.stops} texts, of at most {limits.stop_characters} characters each"
+        )
     sampling = replace(run, max_new_tokens=length, stop=tuple(stops))
     if not free:
         return sampling

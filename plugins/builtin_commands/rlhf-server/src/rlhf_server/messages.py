@@ -42,6 +42,8 @@ def plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in body.items() if name not in ("stop_sequences", "tool_choice")}
     if choice is not None:
         plain["tool_choice"] = CHOICES[choice["type"]]
+        if choice.get("disable_parallel_tool_use"):
+            plain["disable_parallel_tool_use"] = True  # without effect, which its answer says
     stops = body.get("stop_sequences")
     if stops is not None and not isinstance(stops, list):
         raise invalid("stop_sequences", "a list of texts")
@@ -88,7 +90,8 @@ def _of_user(blocks: Sequence[dict[str, Any]], place: str) -> list[Message]:
         where = f"{place}[{number}]"
         if block.get("type") == "tool_result":
             content = block.get("content")
-            inner = [] if content is None else [_part(each, where) for each in _blocks(content, f"{where}.content")]
+            given = [] if content is None else _blocks(content, f"{where}.content")
+            inner = [_part(each, f"{where}.content[{inside}]") for inside, each in enumerate(given)]
             if block.get("is_error"):
                 inner = [{"type": "text", "text": "Error: "}, *inner]
             if not isinstance(block.get("tool_use_id"), str):
@@ -172,7 +175,8 @@ def answer_of(calls: Sequence[Call], stops: Sequence[str], model: str, tokenizer
     for one in reply.tool_calls:
         content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": dict(one.arguments)})
     text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-    stopped = next((stop for stop in stops if stop in text), None)
+    # The first in the text ended it; of two that begin there, the shorter one.
+    stopped = min((stop for stop in stops if stop in text), key=lambda stop: (text.find(stop), len(stop)), default=None)
     reason = "stop_sequence" if stopped is not None else "max_tokens" if answer.finish_reason == "length" else "end_turn"
     usage = chat.usage_of(calls)
     return {
