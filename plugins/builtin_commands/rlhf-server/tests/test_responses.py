@@ -83,3 +83,20 @@ def test_what_cannot_be_answered_names_what_is_wrong(serve, stage, body, status,
 
     answer = serve(test, stage(lambda ids: "x"))
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def test_the_same_tools_write_the_same_prompt_as_in_chat_completions(serve, stage):
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}, "strict": True}
+
+    async def test(server, stage):
+        session = server.open(stage.policy())
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key="x") as client:
+            response = await client.responses.create(model="m", input="hi", tools=[{"type": "function", **function}])
+            messages = [{"role": "user", "content": "hi"}]
+            chat = await client.chat.completions.create(
+                model="m", messages=messages, tools=[{"type": "function", "function": function}]
+            )
+        return response.prompt_token_ids, chat.choices[0].message.prompt_token_ids
+
+    response, chat = serve(test, stage(lambda ids: "x"))
+    assert response == chat

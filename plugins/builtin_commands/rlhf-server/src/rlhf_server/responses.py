@@ -14,6 +14,8 @@ from rlhf_server.errors import ApiError, invalid
 from rlhf_server.likelihoods import Scored, Wanted
 from rlhf_server.limits import Limits
 
+FUNCTION = ("name", "description", "parameters", "strict")
+"""Fields of a tool that its function has in chat completions, so that both write the same prompt."""
 LOGPROBS = "message.output_text.logprobs"
 """Value of ``include`` that asks for log-probabilities."""
 KNOWN = ("input", "instructions", "tools", "previous_response_id", "include", "reasoning", "text", "truncation")
@@ -76,7 +78,7 @@ def tools_of(body: Mapping[str, Any], limits: Limits) -> list[Mapping[str, Any]]
     for place, tool in enumerate(given):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise invalid(f"tools[{place}]", "a tool of the type function")
-        function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+        function = {name: tool[name] for name in FUNCTION if tool.get(name) is not None}
         tools.append({"type": "function", "function": function})
     return chat.tools_of({"tools": tools, "tool_choice": body.get("tool_choice")}, limits)
 
