@@ -98,7 +98,7 @@ def test_what_a_task_brings(hello):
     work = work_in(hello, "plain")
     assert {name: file.content for name, file in work.files.items()} == {"data/x/y.txt": b"y", "a.txt": b"a", "b.txt": b"b"}
     assert set(work.tests) == {"test.sh", "more/inner.sh"}
-    assert (work.folder, work.setup, work.fixed, work.only_reported) == ("/app", "", True, True)
+    assert (work.folder, work.setup, work.only_reported) == ("/app", "", True)
     assert work.variables == {"NAME": "hello.txt", "MORE": "two words", "WHO": "world"}
     assert work.tests_variables == {"EXPECTED": "Hello"}
     assert (work.seconds, work.tests_s, work.setup_s) == (30.0, 20.0, 60.0)
@@ -140,6 +140,22 @@ REFUSED = {
         {"environment__Dockerfile": "FROM ubuntu\nWORKDIR /app\nCOPY ../tests ."},
         "COPY ../tests: it is not in",
     ),
+    "COPY of an absolute path": (
+        {"environment__Dockerfile": "FROM ubuntu\nWORKDIR /app\nCOPY /etc/passwd ."},
+        "COPY /etc/passwd: it is not in environment/",
+    ),
+    "COPY of nothing to nowhere": ({"environment__Dockerfile": "FROM ubuntu\nCOPY []"}, r"COPY \[\]: only sources"),
+    "ENV of nothing": ({"environment__Dockerfile": "FROM ubuntu\nENV"}, "Dockerfile: ENV"),
+    "ENV without a name": ({"environment__Dockerfile": "FROM ubuntu\nENV =b"}, "Dockerfile: ENV =b"),
+    "a quoted $": ({"environment__Dockerfile": "FROM ubuntu\nENV A=1 B='$A'"}, "a \\$ that may stand for itself"),
+    "RUN of nothing": ({"environment__Dockerfile": "FROM ubuntu\nRUN"}, "Dockerfile: RUN"),
+    "a quoted folder": ({"environment__Dockerfile": 'FROM ubuntu\nWORKDIR "/app"'}, 'WORKDIR "/app"'),
+    "a relative folder": ({"task_toml": settings("cpus = 1", "workdir = 'app'")}, "the working folder is app"),
+    "a folder that is a number": ({"task_toml": settings("cpus = 1", "workdir = 5")}, "the working folder is 5"),
+    "a folder by a detour": ({"task_toml": settings("cpus = 1", "workdir = '/a/../etc'")}, "the working folder is /a/../etc"),
+    "what Docker ignores": ({"environment__.dockerignore": "x"}, "environment/.dockerignore"),
+    "a name of a variable": ({"task_toml": settings("WHO", "'W H'")}, "environment.env.W H is no environment variable"),
+    "a zero byte": ({"task_toml": settings("world", "\\u0000")}, "environment.env.WHO is no environment variable"),
     "a variable": ({"environment__Dockerfile": "FROM ubuntu\nWORKDIR $X"}, r"\$X: a variable that no ENV sets"),
     "no folder": ({"environment__Dockerfile": "FROM ubuntu"}, "the working folder is none"),
     "the root": ({"environment__Dockerfile": "FROM ubuntu\nWORKDIR /"}, "the working folder is /;"),
@@ -185,6 +201,28 @@ def test_links_are_refused(hello):
     (hello / "tests/link").symlink_to("/etc/passwd")
     with pytest.raises(Unsupported, match="tests/link is a link"):
         work_in(hello, "plain")
+
+
+@pytest.mark.parametrize("name", ["environment/a.txt", "environment/data", "environment/Dockerfile", "tests", "task.toml"])
+def test_files_behind_links_are_not_read(name, hello, tmp_path):
+    """A task from elsewhere could bring any file of this machine into its prompt or its shell."""
+    (hello / name).rename(tmp_path / "moved")
+    (hello / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(Unsupported, match=f"{name} is a link"):
+        work_in(hello, "plain")
+
+
+def test_an_instruction_is_text_of_the_task(hello, capsys):
+    for content, message in ((b"", "is empty"), (b"\xff", "can't decode"), (None, "is a link")):
+        if content is None:
+            (hello / "instruction.md").unlink()
+            (hello / "instruction.md").symlink_to("/etc/passwd")
+        else:
+            (hello / "instruction.md").write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            HarborTasks(HarborTasks.Options(directory=str(hello))).load_tasks("train", 0)
+        assert asyncio.run(check(str(hello), "plain", ShellAgent(ShellAgent.Options()))) == 1
+        assert message in capsys.readouterr().out
 
 
 HOSTED = """FROM python:3.13-slim
@@ -287,7 +325,9 @@ def test_refused_tasks_stop_a_run_or_are_left_out(tmp_path, hello, caplog):
 
 def test_words_of_a_dockerfile():
     built = read_dockerfile(
-        'from ubuntu\nworkdir /a\nWORKDIR b\nENV OLD one two\nENV A=1 B="$OLD"\nCOPY ["x y", "z/"]\nUSER root'
+        'from ubuntu\n\tworkdir\t/a\nWORKDIR b\nENV OLD one two\nENV A=1 AB=2 B="$OLD"\nCOPY ["x y", "z/"]\nUSER root\n'
+        "ENV C=${AB}_$AB\nCOPY /x $A/y$AB/"
     )
-    assert (built.folder, built.variables) == ("/a/b", {"OLD": "one two", "A": "1", "B": "one two"})
-    assert built.copies == [(["x y"], "/a/b/z/")]
+    assert built.folder == "/a/b"
+    assert built.variables == {"OLD": "one two", "A": "1", "AB": "2", "B": "one two", "C": "2_2"}
+    assert built.copies == [(["x y"], "/a/b/z/"), (["/x"], "/a/b/1/y2/")]

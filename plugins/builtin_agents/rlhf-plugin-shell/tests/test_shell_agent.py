@@ -224,6 +224,16 @@ def test_tests_see_nothing_of_the_policy_but_its_files(play, place):
         ({"files": {"a": 3}}, "files: a is a int"),
         ({"files": {"../a": ""}}, "files: '../a' is no path below"),
         ({"files": {"a": {"base64": "%"}}}, "files: a: "),
+        ({"files": {"a": {"base64": None}}}, "files: a: "),
+        ({"files": {"a\0b": ""}}, "is no path below"),
+        ({"files": {"a" * 256: ""}}, "is no path below"),
+        ({"files": {"a/b": "", "a": ""}}, "'a' is a file, and the folder of 'a/b'"),
+        ({"files": {f"d/{each}": "" for each in range(1000)}}, "it has 1001 files and folders, and agent.files allows 1000"),
+        ({"files": {"a": "x" * (65 << 20)}}, "its files have 68,157,440 bytes, and agent.file_mb allows 64 MiB"),
+        ({"setup": "a\0b"}, "setup has a zero byte"),
+        ({"setup": "x" * 100_001}, "setup has more than 100000 bytes"),
+        ({"harbor": "x"}, "a task in a directory has its own files"),
+        ({"files": None, "tests": None, "harbor": {"path": "x", "environment": "docker"}}, "harbor is {"),
     ],
 )
 def test_rows_that_cannot_be_played_are_told_before_anything_is_sampled(columns, reason, play):

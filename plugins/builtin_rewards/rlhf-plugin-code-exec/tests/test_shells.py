@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec import interpreters, shells
+from rlhf_plugin_code_exec.interpreters import interpreter_at, reachable_python
 from rlhf_plugin_code_exec.shell_trials import shell_escapes
 from rlhf_plugin_code_exec.shells import File, JailFailed, Shell, ShellLimits
 
@@ -20,9 +22,10 @@ LEVELS = [("A", "/app"), ("B", "")]
 
 
 @pytest.fixture(params=LEVELS, ids=["A", "B"])
-def session(request, place):
+def session(request, place, needs_level):
     """Plays with a shell: ``session(work)``, where ``work`` is a coroutine function of the shell. Nothing of it may be left."""
     level, work = request.param
+    needs_level(level)
 
     def play(working, limits=SMALL):
         async def played():
@@ -33,12 +36,7 @@ def session(request, place):
             finally:
                 await shell.close()
 
-        try:
-            return asyncio.run(played())
-        except JailFailed as failure:
-            if level == "A":
-                pytest.skip(f"this machine has no level A: {failure}")
-            raise
+        return asyncio.run(played())
 
     yield play
     assert os.listdir(place) == []
@@ -130,6 +128,24 @@ def test_files_are_there_before_and_hidden_ones_only_where_asked_for(session):
     assert reward == b"1\n"
     assert link is None
     assert write.code == 1
+
+
+def test_files_at_home_start_no_code_in_a_fresh_command(session):
+    leave = """
+        site=$(python3 -c 'import site; print(site.getusersitepackages())')
+        mkdir -p $site; echo 'print("mine")' > $site/usercustomize.py; printf '[alias]\nst = !echo mine\n' > ~/.gitconfig
+        echo 'echo mine' | tee ~/.bashrc ~/.profile > ~/.bash_profile; export BASH_ENV=~/.bashrc
+    """
+    command = "python3 -c 'print(1)'; bash -c 'echo 2'; git st 2>&1"
+
+    async def work(shell):
+        await shell.run(leave, 10)
+        return await shell.run(command, 10), await shell.run(command, 10, fresh=True)
+
+    other, fresh = session(work)
+    assert "mine\n1\nmine\n2\n" in other.output
+    assert "1\n2\n" in fresh.output
+    assert "mine" not in fresh.output
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a//b", "", "a/./b", "a\0b"])
@@ -355,6 +371,27 @@ def test_a_shell_that_is_closed_or_cancelled_amid_a_command(place):
     asyncio.run(work())
     assert os.listdir(place) == []
     assert inside(place) == []
+
+
+def test_a_working_folder_hides_nothing_of_the_interpreter(place, needs_level, monkeypatch):
+    python = "/usr/bin/python3"
+    told = interpreter_at(python)
+    for module in (interpreters, shells):
+        monkeypatch.setattr(module, "interpreter_at", lambda _: replace(told, readable=[*told.readable, "/work/x"]))
+    assert shells.home(python) == "/workspace"
+    needs_level("A")
+    with pytest.raises(JailFailed, match="the working folder /work would hide /usr/bin/python3: name another"):
+        asyncio.run(Shell(python, SMALL, "A", "/work").open())
+
+
+def test_an_interpreter_beside_one_s_own_files_is_refused(tmp_path, monkeypatch):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "project"], check=True)
+    (tmp_path / "project/runs").mkdir()
+    monkeypatch.chdir(tmp_path / "project/runs")
+    with pytest.raises(OSError, match=r"is installed in .*/project, all of which programs could read, with .*/project/runs"):
+        interpreter_at(str(tmp_path / "project/bin/python"))
+    monkeypatch.chdir(tmp_path)
+    assert interpreter_at(str(tmp_path / "project/bin/python")).readable
 
 
 def test_a_path_of_its_own_needs_its_own_file_system_and_none_of_the_system_s(place):

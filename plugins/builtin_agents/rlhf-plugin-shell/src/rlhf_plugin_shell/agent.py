@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from rlhf_plugin_code_exec.containment import Level, shell_level
 from rlhf_plugin_code_exec.interpreters import reachable_python
-from rlhf_plugin_code_exec.shells import JailFailed, Ran, Shell, ShellLimits, limits_within
+from rlhf_plugin_code_exec.shells import JailFailed, Ran, Shell, ShellLimits, home, limits_within
 
 from rlhf_host import (
     AgentNeeds,
@@ -111,6 +113,13 @@ class ShellAgent:
             work = work_of(task)
         except (ValueError, OSError) as error:
             return str(error)
+        places = {str(above) for name in work.files for above in PurePosixPath(name).parents} - {"."}
+        if (count := len(work.files) + len(places)) > self.options.files:
+            return f"it has {count} files and folders, and agent.files allows {self.options.files}"
+        sizes = [len(file.content) for file in work.files.values()]
+        for name, size in (("file_mb", max(sizes, default=0)), ("disk_mb", sum(sizes))):
+            if size > (most := getattr(self.options, name)) << 20:
+                return f"its files have {size:,} bytes, and agent.{name} allows {most} MiB"
         if self.options.rewards and not work.tests:
             return "it has no tests: a column tests, with a command or a script; or --agent.rewards false, with a --reward"
         if not self.options.rewards and work.tests:
@@ -148,14 +157,18 @@ class ShellAgent:
         """
         level = await self.level()
         own = level == "A"
-        if work.fixed and not own:
+        if work.folder and not own:
             raise EpisodeFailed(
                 f"the task's scripts need the paths {work.folder}, /tests and /logs, and this machine allows no file system of its"
                 " own to a shell (user namespaces)"
             )
         cpus = None if work.cpus is None else math.ceil(work.cpus)
         limits = limits_within(self.limits, memory=_bytes(work.memory_mb), disk=_bytes(work.disk_mb), cpus=cpus)
-        shell = Shell(self.python, limits, level, work.folder if own else "")
+        try:
+            folder = work.folder or await asyncio.to_thread(home, self.python)
+        except OSError as error:
+            raise EpisodeFailed(f"the shell: {error}") from error
+        shell = Shell(self.python, limits, level, folder if own else "")
         try:
             await shell.open()
             if work.files:

@@ -17,19 +17,24 @@ from rlhf_plugin_code_exec.shells import JailFailed, Ran
 
 from rlhf_host import EpisodeFailed, UserError
 from rlhf_plugin_shell.agent import ShellAgent
-from rlhf_plugin_shell.directory import SOLVE, solution_in, work_in
+from rlhf_plugin_shell.directory import SOLVE, instruction_in, solution_in, work_in
 from rlhf_plugin_shell.harbor import task_folders
 from rlhf_plugin_shell.outputs import told
 from rlhf_plugin_shell.verdicts import Verdict
+
+DEADLINE_S = 600.0
+"""Seconds for a task's solution, and most for its setup and its tests."""
 
 
 async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plain", "host"]) -> str:
     """Returns what is wrong with a task, or nothing."""
     try:
+        instruction_in(folder)
         work = work_in(folder, environment)
         files, variables = solution_in(folder)
     except (ValueError, OSError) as error:
         return f"not played: {error}"
+    work_s, tests_s = work.seconds or DEADLINE_S, min(work.tests_s or DEADLINE_S, agent.options.tests_timeout_s)
 
     async def played(solved: bool) -> tuple[Ran | None, Ran, Verdict]:
         shell = await agent.opened(work)
@@ -37,9 +42,8 @@ async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plai
             solving = None
             if solved:
                 await shell.put(files, "solution")
-                seconds = work.seconds or 600.0
                 own = {**work.variables, **variables}
-                solving = await shell.run(f'"$SOLUTION_DIR/{SOLVE}"', seconds, sees=("solution",), variables=own)
+                solving = await shell.run(f'"$SOLUTION_DIR/{SOLVE}"', work_s, sees=("solution",), variables=own)
             return (solving, *await agent.judged(shell, work))
         finally:
             await shell.close()
@@ -51,8 +55,8 @@ async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plai
         return f"not played: {failure}"
     if solved.reward != 1.0:
         lines = [f"its solution gets {solved.reward:g}" + (f": {solved.problem}" if solved.problem else "")]
-        lines += [f"solution: {told(solving, 0, 600)}"] if solving else []
-        return "\n".join([*lines, f"tests: {told(tests, 0, 600)}"])
+        lines += [f"solution: {told(solving, work_s, 600)}"] if solving else []
+        return "\n".join([*lines, f"tests: {told(tests, tests_s, 600)}"])
     if idle.reward >= 1.0:
         return f"no work gets {idle.reward:g}"
     return ""
@@ -73,7 +77,7 @@ def main() -> None:
     about.add_argument("directory")
     about.add_argument("--environment", choices=["plain", "host"], default="plain")
     given = about.parse_args()
-    options = ShellAgent.Options(tests_timeout_s=600.0, setup_timeout_s=600.0)
+    options = ShellAgent.Options(tests_timeout_s=DEADLINE_S, setup_timeout_s=DEADLINE_S)
     try:
         sys.exit(1 if asyncio.run(check(given.directory, given.environment, ShellAgent(options))) else 0)
     except UserError as error:

@@ -11,11 +11,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlhf_plugin_code_exec.shells import File
 
-from rlhf_plugin_shell.dockerfile import Built, Unsupported, check_folder, read_dockerfile
+from rlhf_plugin_shell.dockerfile import NAME, Built, Unsupported, check_folder, read_dockerfile
 from rlhf_plugin_shell.work import TESTS, Work
 
 Place = Literal["plain", "host"]
@@ -41,7 +41,20 @@ def read_directory(given: Any) -> Work:
     with what is wrong or not supported, and ``OSError``.
     """
     place = given if isinstance(given, Mapping) else {"path": given}
-    return work_in(Path(str(place["path"])), place.get("environment", "plain"))
+    path, environment = place.get("path"), place.get("environment", "plain")
+    if not isinstance(path, str) or environment not in get_args(Place):
+        raise ValueError(f'harbor is {given!r}; give a path, or {{"path": ..., "environment": "plain" or "host"}}')
+    return work_in(Path(path), environment)
+
+
+def instruction_in(folder: Path) -> str:
+    """Returns the prompt of a task. Raises ``ValueError`` and ``OSError``."""
+    path = folder / "instruction.md"
+    _check_link(folder, path)
+    text = path.read_text(encoding="utf-8").strip()
+    if not text:
+        raise ValueError("instruction.md is empty")
+    return text
 
 
 def work_in(folder: Path, environment: Place) -> Work:
@@ -56,7 +69,7 @@ def work_in(folder: Path, environment: Place) -> Work:
     settings = read_settings(folder, environment)
     own = settings.get("environment", {})
     built = _built(folder, own, environment)
-    workdir = own.get("workdir") or built.folder
+    workdir = str(own.get("workdir") or built.folder)
     check_folder(workdir)
     tests = files_in(folder / "tests")
     if TESTS not in tests:
@@ -68,7 +81,6 @@ def work_in(folder: Path, environment: Place) -> Work:
         setup="\n".join(["set -e", *built.commands]) if built.commands else "",
         tests=tests,
         folder=workdir,
-        fixed=True,
         only_reported=True,
         variables={**built.variables, **_variables("environment", own)},
         tests_variables=_variables("verifier", verifier),
@@ -92,8 +104,10 @@ def solution_in(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
 
 def read_settings(folder: Path, environment: Place) -> dict[str, Any]:
     """Returns ``task.toml``, checked. Raises ``ValueError`` and ``OSError``."""
+    path = folder / "task.toml"
+    _check_link(folder, path)
     try:
-        settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"task.toml: {error}") from error
     version = str(settings.get("schema_version", settings.get("version", "1.0")))
@@ -108,7 +122,7 @@ def read_settings(folder: Path, environment: Place) -> dict[str, Any]:
             if unknown := [key for key, each in value.items() if key not in USED[name] and each not in (None, [], {})]:
                 raise Unsupported(f"task.toml: {name}.{unknown[0]}")
     _check_values(settings, environment)
-    for name in ("trajectory.json", IGNORE, f"tests/{IGNORE}", f"solution/{IGNORE}"):
+    for name in ("trajectory.json", IGNORE, f"tests/{IGNORE}", f"solution/{IGNORE}", "environment/.dockerignore"):
         if (folder / name).exists():
             raise Unsupported(name)
     return settings
@@ -132,6 +146,7 @@ def _built(folder: Path, own: Mapping[str, Any], environment: Place) -> Built:
     if others := [path.name for path in sorted(place.glob("*compose*"))]:
         raise Unsupported(f"environment/{others[0]}")
     file = place / "Dockerfile"
+    _check_link(folder, file)
     if not file.is_file():
         if own.get("docker_image"):
             return Built(str(own["docker_image"]))
@@ -154,7 +169,8 @@ def _copied(folder: Path, built: Built, workdir: str) -> dict[str, File]:
         if inside.startswith(".."):
             raise Unsupported(f"Dockerfile: COPY to {target}, which is not below {workdir}")
         for source in sources:
-            path = folder / source
+            path = folder / source.lstrip("/")  # the root of sources is this folder
+            _check_link(folder.parent, path)
             if any(part == ".." for part in Path(source).parts) or not path.exists():
                 raise Unsupported(f"Dockerfile: COPY {source}: it is not in environment/")
             if path.is_dir():
@@ -167,7 +183,8 @@ def _copied(folder: Path, built: Built, workdir: str) -> dict[str, File]:
 
 
 def files_in(folder: Path) -> dict[str, File]:
-    """Returns the files below a folder. Raises ``ValueError`` for links and too many bytes."""
+    """Returns the files below a folder. Raises ``ValueError`` for links, for what is no file, and for too many bytes."""
+    _check_link(folder.parent, folder)
     files, total = {}, 0
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -177,7 +194,18 @@ def files_in(folder: Path) -> dict[str, File]:
             if total > MOST_BYTES:
                 raise Unsupported(f"{folder.name} has more than {MOST_BYTES >> 20} MiB")
             files[path.relative_to(folder).as_posix()] = _file(path)
+        elif not path.is_dir():
+            raise Unsupported(f"{path.relative_to(folder.parent)} is no file")
     return files
+
+
+def _check_link(folder: Path, path: Path) -> None:
+    """Raises ``ValueError`` if a path below a folder is a link or behind one: a task could have any file of the machine by it."""
+    place = folder
+    for part in path.relative_to(folder).parts:
+        place = place / part
+        if place.is_symlink():
+            raise Unsupported(f"{place.relative_to(folder)} is a link")
 
 
 def _file(path: Path) -> File:
@@ -189,6 +217,8 @@ def _variables(name: str, section: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(given, dict):
         raise ValueError(f"task.toml: {name}.env is no table")
     for key, value in given.items():
+        if not NAME.fullmatch(key) or "\0" in str(value):
+            raise ValueError(f"task.toml: {name}.env.{key} is no environment variable")
         if "${" in str(value):
             raise Unsupported(f"task.toml: {name}.env.{key} {value}: variables of yours are not passed on")
     return {str(key): str(value) for key, value in given.items()}
@@ -210,7 +240,7 @@ def _megabytes(section: Mapping[str, Any], name: str) -> int | None:
     """Returns a size from its field in MB, or from the older one with a unit."""
     value = _number("environment", section, f"{name}_mb")
     if value is not None or name not in section:
-        return None if value is None else int(value)
+        return None if value is None else max(1, int(min(value, 1 << 40)))
     text = str(section[name]).strip().upper()
     if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])", text)):
         raise ValueError(f"task.toml: environment.{name} {section[name]!r}; give a size such as 512M")

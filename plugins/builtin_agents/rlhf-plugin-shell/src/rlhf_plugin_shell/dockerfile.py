@@ -13,6 +13,9 @@ WITHOUT_EFFECT = ("LABEL", "MAINTAINER", "CMD", "EXPOSE")
 """Instructions that change nothing of what a task's commands find: its container is started with another command."""
 PLAIN = re.compile(r"(?:docker\.io/)?(?:library/)?(?:ubuntu|debian|bash|buildpack-deps)(?:[:@].*)?$")
 """Base images with what a Linux machine has anyway."""
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+"""A name of an environment variable."""
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
 RESERVED = ("usr", "bin", "lib", "lib64", "sbin", "etc", "dev", "proc", "sys", "tmp", "tests", "logs", "solution")
 
 
@@ -49,19 +52,20 @@ def read_dockerfile(text: str) -> Built:
                 if built.image or len(words) not in (1, 3) or words[0].startswith("--"):
                     raise Unsupported(f"Dockerfile: FROM {rest}: only one image, without flags")
                 built.image = words[0]
-            case "WORKDIR":
+            case "WORKDIR" if not re.search(r"[\"'\\]", rest):
                 folder = posixpath.normpath(posixpath.join(folder, _expanded(rest, built.variables)))
                 built.folder = folder
             case "ENV":
                 built.variables |= _variables(rest, built.variables)
             case "COPY":
-                *sources, target = _words(rest)
-                if not sources or any(word.startswith("--") for word in sources):
+                words = [_expanded(word, built.variables) for word in _words(rest)]
+                if len(words) < 2 or any(word.startswith("--") for word in words):
                     raise Unsupported(f"Dockerfile: COPY {rest}: only sources and a target, without flags")
+                *sources, target = words
                 ends = "/" if target.endswith(("/", ".")) or len(sources) > 1 else ""
                 built.copies.append((sources, posixpath.normpath(posixpath.join(folder, target)) + ends))
             case "RUN":
-                if rest.startswith(("--", "[", "<<")):
+                if not rest or rest.startswith(("--", "[", "<<")):
                     raise Unsupported(f"Dockerfile: RUN {rest}: only a command as a text")
                 exports = "".join(f"export {key}={shlex.quote(value)}; " for key, value in built.variables.items())
                 built.commands.append(f"(cd -- {shlex.quote(folder)} && {exports}{rest}\n)")
@@ -78,7 +82,8 @@ def read_dockerfile(text: str) -> Built:
 
 def check_folder(folder: str) -> None:
     """Raises ``Unsupported`` for a working folder that cannot be one here."""
-    if not folder or folder == "/" or folder.split("/")[1] in RESERVED:
+    parts = folder.split("/")
+    if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]) or parts[1] in RESERVED:
         where = folder or "none"
         raise Unsupported(
             f"the working folder is {where}; it is a path of its own, such as /app (WORKDIR, or environment.workdir)"
@@ -94,8 +99,8 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         while whole.endswith("\\"):
             following = next((each for each in lines if not each.strip().startswith("#")), "")
             whole = f"{whole[:-1]}{following.strip() if not following.strip() else following.rstrip()}"
-        name, _, rest = whole.partition(" ")
-        yield name.upper(), rest.strip()
+        name, *rest = whole.split(maxsplit=1)
+        yield name.upper(), rest[0].strip() if rest else ""
 
 
 def _words(rest: str) -> list[str]:
@@ -106,21 +111,18 @@ def _words(rest: str) -> list[str]:
 
 
 def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:
+    if "$" in rest and ("\\" in rest or "'" in rest):
+        raise Unsupported(f"Dockerfile: ENV {rest}: a $ that may stand for itself")
     words = _words(rest)
-    if "=" not in words[0]:  # the old form: one variable and the rest of the line
-        name, _, value = rest.partition(" ")
-        return {name: _expanded(value.strip(), known)}
-    if not all("=" in word for word in words):
+    if words and "=" not in words[0]:  # the old form: one variable and the rest of the line
+        words = ["=".join(rest.split(maxsplit=1))]
+    pairs = [word.partition("=") for word in words]
+    if not pairs or not all(equals and NAME.fullmatch(name) for name, equals, _ in pairs):
         raise Unsupported(f"Dockerfile: ENV {rest}")
-    pairs = (word.partition("=") for word in words)
     return {name: _expanded(value, known) for name, _, value in pairs}
 
 
 def _expanded(text: str, known: dict[str, str]) -> str:
-    if "$" not in text:
-        return text
-    for name, value in known.items():
-        text = text.replace(f"${{{name}}}", value).replace(f"${name}", value)
-    if "$" in text:
+    if "$" in _VARIABLE.sub("", text) or any((one or other) not in known for one, other in _VARIABLE.findall(text)):
         raise Unsupported(f"Dockerfile: {text}: a variable that no ENV sets")
-    return text
+    return _VARIABLE.sub(lambda found: known[found[1] or found[2]], text)

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Task, UserError, hookimpl
-from rlhf_plugin_shell.directory import work_in
+from rlhf_plugin_shell.directory import instruction_in, work_in
 from rlhf_plugin_shell.work import DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -59,18 +59,15 @@ class HarborTasks:
 
     def _misfit(self, folder: Path) -> str:
         try:
+            instruction_in(folder)
             work_in(folder, self.options.environment)
         except (ValueError, OSError) as error:
             return str(error)
         return ""
 
     def _task(self, folder: Path, place: int) -> Task:
-        try:
-            prompt = (folder / "instruction.md").read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"harbor: {folder}/instruction.md: {error}") from error
         metadata = {DIRECTORY: {"path": str(folder), "environment": self.options.environment}}
-        return Task(prompt, None, metadata, index=place)
+        return Task(instruction_in(folder), None, metadata, index=place)
 
 
 def task_folders(path: str, option: str) -> list[Path]:

@@ -6,17 +6,16 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
-from rlhf_plugin_code_exec.shells import File
+from rlhf_plugin_code_exec.shells import LONGEST_COMMAND, File
 
 from rlhf_host import Task
 
 COLUMNS = ("files", "setup", "tests")
 DIRECTORY = "harbor"
 """The column of tasks in directories."""
-HOME = "/work"
-"""Path of the working folder, where a shell has a file system of its own."""
 TESTS = "test.sh"
 
 
@@ -29,9 +28,8 @@ class Work:
     setup: str = ""
     tests: Mapping[str, File] = field(default_factory=dict)
     """Files of tests; ``test.sh`` is run. Commands of the policy never see them."""
-    folder: str = HOME
-    fixed: bool = False
-    """True if scripts need the paths ``folder``, ``/tests`` and ``/logs``."""
+    folder: str = ""
+    """Path of the working folder, for scripts that need it, ``/tests`` and ``/logs``; empty: any."""
     only_reported: bool = False
     """True if the reward is what tests write; else, without a report, their exit code decides."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +47,7 @@ def work_of(task: Task) -> Work:
     """Returns the work of a task. Raises ``ValueError`` for one that cannot be read, with the reason."""
     metadata = task.metadata
     if DIRECTORY in metadata:
-        if also := [name for name in COLUMNS if name in metadata]:
+        if also := [name for name in COLUMNS if metadata.get(name) is not None]:
             raise ValueError(f"a task in a directory has its own {also[0]}")
         from rlhf_plugin_shell.directory import read_directory
 
@@ -58,6 +56,10 @@ def work_of(task: Task) -> Work:
     for name, text in (("setup", setup), ("tests", tests)):
         if not isinstance(text, str):
             raise ValueError(f"{name} is a {type(text).__name__}; give a command or a script, as a text")
+        if "\0" in text:
+            raise ValueError(f"{name} has a zero byte, which no script may have")
+    if len(setup.encode()) > LONGEST_COMMAND:
+        raise ValueError(f"setup has more than {LONGEST_COMMAND} bytes: put it into a file, and run that")
     return Work(_files(metadata.get("files")), setup, {TESTS: File(tests.encode(), True)} if tests.strip() else {})
 
 
@@ -66,11 +68,16 @@ def _files(given: Any) -> dict[str, File]:
         return {}
     if not isinstance(given, Mapping):
         raise ValueError(f'files is a {type(given).__name__}; give an object: {{"NAME": "TEXT"}}')
-    return {name: File(_content(name, value)) for name, value in given.items() if value is not None}
+    files = {name: File(_content(name, value)) for name, value in given.items() if value is not None}
+    for name in files:
+        if folder := next((above for above in map(str, PurePosixPath(name).parents) if above in files), None):
+            raise ValueError(f"files: {folder!r} is a file, and the folder of {name!r}")
+    return files
 
 
 def _content(name: Any, value: Any) -> bytes:
-    if not isinstance(name, str) or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+    parts = name.split("/") if isinstance(name, str) and "\0" not in name else [""]
+    if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
         raise ValueError(f"files: {name!r} is no path below the working folder, such as src/main.py")
     if isinstance(value, str):
         return value.encode()
@@ -78,7 +85,7 @@ def _content(name: Any, value: Any) -> bytes:
         return value
     if isinstance(value, Mapping) and set(value) == {"base64"}:
         try:
-            return base64.b64decode(str(value["base64"]), validate=True)
-        except binascii.Error as error:
+            return base64.b64decode(value["base64"], validate=True)
+        except (binascii.Error, TypeError) as error:
             raise ValueError(f"files: {name}: {error}") from error
     raise ValueError(f'files: {name} is a {type(value).__name__}; give a text, or {{"base64": ...}}')

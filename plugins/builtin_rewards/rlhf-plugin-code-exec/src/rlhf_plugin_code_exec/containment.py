@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from rlhf_host import UserError
 from rlhf_plugin_code_exec.attacks import COUNT
+from rlhf_plugin_code_exec.interpreters import interpreter_at, is_within
 from rlhf_plugin_code_exec.runner import JailFailed, Level, Limits, Runner
 from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shells import home
 from rlhf_plugin_code_exec.suites import suite_of
 from rlhf_plugin_code_exec.trials import escapes
 
@@ -42,6 +45,8 @@ async def strictest_level(who: str, runner: Runner, *, trust: bool = False, shel
             why = f"these programs were not contained: {', '.join(escaped)}"
             continue
         _TRIED[runner.python, shells] = level
+        if is_within(os.getcwd(), interpreter_at(runner.python).readable):
+            log.warning("%s: programs can read %s, as all of the system's folders", who, os.getcwd())
         log.warning("%s: %s runs programs, contained at level %s (%d attacks tried)", who, runner.python, level, COUNT)
         return level
     if trust:
@@ -66,5 +71,5 @@ async def _escaped(runner: Runner, level: Level, shells: bool) -> list[str]:
         raise JailFailed(f"a harmless program does not run: {told}")
     escaped = await escapes(runner)
     if shells and not escaped:
-        escaped = await shell_escapes(runner.python, level, "/work" if level == "A" else "")
+        escaped = await shell_escapes(runner.python, level, home(runner.python) if level == "A" else "")
     return escaped

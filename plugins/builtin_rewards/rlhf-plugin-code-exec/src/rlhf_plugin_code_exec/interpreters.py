@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -78,10 +78,17 @@ def interpreter_at(python: str) -> Interpreter:
         raise OSError(f"{python} is no Python that starts: {asked.stderr[-300:].strip()}") from error
     starts = {side: f"{START}sys.path += {told['packages']!r}\nimport contained.{side}" for side in SIDES}
     places = dict.fromkeys((*SYSTEM, *map(os.path.realpath, told["places"])))
-    if too_much := sorted({"/", os.path.expanduser("~")} & set(places)):
-        raise OSError(f"{python} is installed in {too_much[0]}, all of which programs could read")
+    yours = [os.path.realpath(each) for each in (os.path.expanduser("~"), os.getcwd())]
+    for place in places:
+        if not is_within(place, SYSTEM) and (seen := next((each for each in yours if is_within(each, [place])), None)):
+            raise OSError(f"{python} is installed in {place}, all of which programs could read, with {seen}")
     modules = {side: bytes.fromhex(each) for side, each in told["modules"].items()}
     return Interpreter(told["executable"], starts, modules, [place for place in places if os.path.exists(place)])
+
+
+def is_within(path: str, folders: Iterable[str]) -> bool:
+    """Returns True if one of the folders is or has the path."""
+    return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def _module(name: str) -> str:

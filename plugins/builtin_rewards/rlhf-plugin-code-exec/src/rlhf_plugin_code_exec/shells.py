@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlhf_host import Scratch
-from rlhf_plugin_code_exec.interpreters import interpreter_at
+from rlhf_plugin_code_exec.interpreters import interpreter_at, is_within
 from rlhf_plugin_code_exec.runner import GRACE_S, JAIL, JailFailed, Level, Limits, _stop
 
 LONGEST_COMMAND = 100_000
 """Bytes of a command, because Linux allows few more for an argument."""
+HOMES = ("/work", "/workspace", "/shell-work")
 ALSO_READABLE = ("/etc/alternatives", "/dev/zero")
 Why = Literal["ended", "late", "output", "memory", "disk", "files"]
 
@@ -101,6 +102,11 @@ class Shell:
             raise JailFailed("this machine has no /bin/bash")
         try:
             interpreter = await asyncio.to_thread(interpreter_at, self.python)
+        except OSError as error:
+            raise JailFailed(f"{type(error).__name__}: {error}") from error
+        if self.work and any(is_within(place, [self.work]) for place in interpreter.readable):
+            raise JailFailed(f"the working folder {self.work} would hide {self.python}: name another interpreter (python)")
+        try:
             self._scratch = await asyncio.to_thread(Scratch, "rlhf-shell-", tempfile.gettempdir())
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-c", JAIL),
@@ -204,6 +210,14 @@ def limits_within(limits: ShellLimits, **less: int | None) -> ShellLimits:
     return replace(limits, **named)
 
 
+def home(python: str) -> str:
+    """Returns a path for the working folder of a shell that has a file system of its own: one that hides nothing of an
+    interpreter. Raises ``OSError`` if this does not answer.
+    """
+    readable = interpreter_at(python).readable
+    return next((each for each in HOMES if not any(is_within(place, [each]) for place in readable)), HOMES[0])
+
+
 def _remove(scratch: Scratch) -> None:
     path = scratch.path
     scratch.close()
@@ -211,4 +225,4 @@ def _remove(scratch: Scratch) -> None:
         subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
 
 
-__all__ = ["File", "JailFailed", "Level", "Limits", "Ran", "Shell", "ShellLimits", "limits_within"]
+__all__ = ["File", "JailFailed", "Level", "Limits", "Ran", "Shell", "ShellLimits", "home", "limits_within"]

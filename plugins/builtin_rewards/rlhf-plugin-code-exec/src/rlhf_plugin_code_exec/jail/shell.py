@@ -38,6 +38,8 @@ COMMAND = "; ".join(
 )
 """Runs ``$1`` in the state ``$2``; in one line, so that messages of ``bash`` count the command's own lines."""
 VARIABLES = {"GIT_CONFIG_NOSYSTEM": "1"}
+FRESH = {"PYTHONNOUSERSITE": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
+"""Variables of a fresh command: files in the home folder, which others left, start no code in it."""
 
 
 class Shell:
@@ -114,7 +116,8 @@ class Shell:
         for end in (told[1], state[1]):
             os.fchown(end, self.user, -1)  # a command may open /dev/stdout
         binds, folder, variables = self._places(request)
-        start = Start(folder, {**VARIABLES, **variables, **request["variables"]}, os.path.join(self.place.path, ROOT), binds)
+        always = {**VARIABLES, **FRESH} if fresh else VARIABLES
+        start = Start(folder, {**always, **variables, **request["variables"]}, os.path.join(self.place.path, ROOT), binds)
         text = "" if fresh else self.state.decode("utf-8", "surrogateescape")
         argv = [self.job["bash"], "--norc", "--noprofile", "-c", COMMAND, "bash", request["command"], text]
         given = [self._open(self.place.fd, name) for name in self.folders[1:] if name in request["sees"]]
