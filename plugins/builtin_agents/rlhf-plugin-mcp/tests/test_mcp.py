@@ -100,6 +100,9 @@ def test_variables_of_commands(stdio, play, monkeypatch):
     monkeypatch.setenv("SECRET", "key")
     [row] = play(stdio, [call("number"), "x"], env=["OF_TEST"])
     assert re.search(r"\n\d+ passed None\n", text_of(row))
+    for servers, name, message in (([stdio], "NOT_SET", "NOT_SET is not set"), (["a=http://c"], "OF_TEST", "there are none")):
+        with pytest.raises(UserError, match=f"agent.env.*{message}"):
+            servers_of(servers, None, [name])
 
 
 def test_a_full_conversation_is_an_answer_as_it_stands(http, play):
@@ -144,15 +147,16 @@ def test_names_of_tools(http):
         started(servers=[http, http.replace("calc", "more")])
 
 
-def test_a_file_of_servers(tmp_path):
+def test_a_file_of_servers(tmp_path, monkeypatch):
+    monkeypatch.setenv("OF_TEST", "1")
     file = tmp_path / "servers.json"
     entries = {
-        "a": {"command": "x", "args": ["y"], "env": {"K": "v"}},
-        "b": {"type": "http", "url": "http://c/mcp", "headers": {"H": "1"}},
+        "a": {"command": "x", "args": ["y", "-${OF_TEST}"], "env": {"K": "v${OF_TEST}"}},
+        "b": {"type": "http", "url": "http://c/mcp", "headers": {"H": "Bearer ${OF_TEST}$"}},
     }
     file.write_text(json.dumps({"mcpServers": entries}))
     a, b = servers_of([], str(file), [])
-    assert (a.command, a.env, b.url, b.headers) == (("x", "y"), {"K": "v"}, "http://c/mcp", {"H": "1"})
+    assert (a.command, a.env, b.url, b.headers) == (("x", "y", "-1"), {"K": "v1"}, "http://c/mcp", {"H": "Bearer 1$"})
 
 
 @pytest.mark.parametrize(
@@ -169,6 +173,8 @@ def test_a_file_of_servers(tmp_path):
         ([], '{"mcpServers": {"a": {"command": "x", "url": "y"}}}', "a has "),
         ([], '{"mcpServers": {"a": {"type": "sse", "url": "y"}}}', "the transport 'sse' is not one of stdio, http"),
         ([], '{"mcpServers": {"a": {"args": []}}}', "a has no command"),
+        ([], '{"mcpServers": {"a": {"command": "x", "args": "y z"}}}', "a: args is a str; give a list"),
+        ([], '{"mcpServers": {"a": {"url": "x", "headers": {"H": "${NO_SUCH}"}}}}', r"\$\{NO_SUCH\} is not set"),
     ],
 )
 def test_servers_that_cannot_be_read(named, content, message, tmp_path):

@@ -17,6 +17,7 @@ from rlhf_host import UserError
 KEYS = ("type", "transport", "command", "args", "env", "cwd", "url", "headers")
 TRANSPORTS = {"stdio": "command", "http": "url", "streamable-http": "url", "streamable_http": "url"}
 NAME = re.compile(r"[\w.-]+")
+_VARIABLE = re.compile(r"\$\{([^}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,14 @@ def servers_of(named: Sequence[str], config: str | None, env: Sequence[str]) -> 
         config: a JSON file with ``mcpServers``, as other programs have.
         env: names of environment variables that commands get.
     """
-    passed = {name: os.environ[name] for name in env if name in os.environ}
+    if unset := [name for name in env if name not in os.environ]:
+        raise UserError(f"mcp: agent.env: {', '.join(unset)} is not set in your environment")
+    passed = {name: os.environ[name] for name in env}
     servers = [_named(text, passed) for text in named] + (_of_file(config, passed) if config else [])
     if not servers:
         raise UserError("mcp: name servers: --agent.servers NAME=COMMAND or NAME=URL, or --agent.config FILE.json")
+    if env and not any(server.command for server in servers):
+        raise UserError("mcp: agent.env is for servers that are commands, and there are none")
     for number, server in enumerate(servers):
         if not NAME.fullmatch(server.name) or server.name in {other.name for other in servers[:number]}:
             raise UserError(
@@ -87,13 +92,24 @@ def _entry(name: str, entry: dict[str, Any], passed: Mapping[str, str]) -> Serve
         raise ValueError(f"{name} has {', '.join(both) if needs in entry else f'no {needs}'}")
     env, headers = (_texts(entry.get(key, {})) for key in ("env", "headers"))
     if needs == "url":
-        return Server(name, url=str(entry["url"]), headers=headers)
-    command = _with_python([str(entry["command"]), *map(str, entry.get("args", []))])
+        return Server(name, url=_filled(entry["url"]), headers=headers)
+    args = entry.get("args", [])
+    if not isinstance(args, list):
+        raise ValueError(f"{name}: args is a {type(args).__name__}; give a list of texts")
+    command = _with_python([_filled(each) for each in (entry["command"], *args)])
     return Server(name, command, {**passed, **env}, entry.get("cwd"))
 
 
 def _texts(given: Any) -> dict[str, str]:
-    return {str(name): str(value) for name, value in dict(given).items()}
+    return {str(name): _filled(value) for name, value in dict(given).items()}
+
+
+def _filled(given: object) -> str:
+    """Returns a text with ``${NAME}`` replaced by these environment variables. Raises ``ValueError`` for one that is not set."""
+    text = str(given)
+    if unset := [name for name in _VARIABLE.findall(text) if name not in os.environ]:
+        raise ValueError(f"${{{unset[0]}}} is not set in your environment")
+    return _VARIABLE.sub(lambda found: os.environ[found[1]], text)
 
 
 def _with_python(command: Sequence[str]) -> tuple[str, ...]:
