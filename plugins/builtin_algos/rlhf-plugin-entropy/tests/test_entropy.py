@@ -74,6 +74,20 @@ def test_top_entropy_keeps_the_tokens_from_the_quantile_on(batch, share):
     assert kept[~batch.loss_mask].all()
 
 
+def test_a_batch_without_tokens_in_the_loss(batch):
+    batch.loss_mask = torch.zeros_like(batch.loss_mask)
+    assert not KLCov(KLCov.Options()).prepare_batch(batch)["held"].any()
+    for plugin in (ClipCov(ClipCov.Options()), TopEntropy(TopEntropy.Options())):
+        assert plugin.prepare_batch(batch)["kept"].all()
+
+
+def test_an_algorithm_without_advantages_is_refused(batch):
+    batch.advantages = None
+    for plugin in (ClipCov(ClipCov.Options()), KLCov(KLCov.Options())):
+        with pytest.raises(UserError, match="clip_cov and kl_cov need advantages, and the algorithm computes none"):
+            plugin.prepare_batch(batch)
+
+
 def train(run, name, **more):
     fixed = {"train.threads": 1, "actor.model": "quickstart", "rollout.max_new_tokens": 4, "n": 8, "batch_size": 8, "steps": 3}
     rlhf_host.train(

@@ -137,6 +137,8 @@ class TopEntropy:
         mask = experience.loss_mask
         values = torch.where(mask, experience.entropy["actor"], 0.0)
         known = values[mask].double().sort().values
+        if not len(known):
+            return {"kept": ~mask}
         # The linear quantile, of more numbers than torch.quantile takes.
         place = (1 - self.options.share) * (len(known) - 1)
         low, high = known[int(place)], known[min(int(place) + 1, len(known) - 1)]

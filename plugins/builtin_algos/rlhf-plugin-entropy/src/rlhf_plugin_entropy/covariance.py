@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_host import Experience
+from rlhf_host import Experience, UserError
 
 
 def covariance(experience: Experience) -> Tensor:
@@ -14,7 +14,7 @@ def covariance(experience: Experience) -> Tensor:
     """
     mask, advantages = experience.loss_mask, experience.advantages
     if advantages is None:
-        raise ValueError("a covariance with advantages needs an algorithm that computes some")
+        raise UserError("clip_cov and kl_cov need advantages, and the algorithm computes none: leave them out")
     both = [torch.where(mask, values, 0.0).double() for values in (advantages, experience.logprobs["actor"])]
     count = mask.sum().clamp(min=1)
     first, second = (values - values.sum() / count for values in both)
