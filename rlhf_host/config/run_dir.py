@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -120,7 +121,9 @@ def with_run_dir(config: RunConfig, now: datetime | None = None, *, make: bool =
         path = Path(config.run_dir)
         _refuse_other_files(path)
         if path.is_dir() and written(path):
-            raise UserError(f"{path} is not empty: continue with --resume {path}, or choose another --run-dir")
+            raise UserError(
+                f"{path} is not empty: continue with --resume {shlex.quote(str(path))}, or choose another --run-dir"
+            )
     return config.model_copy(update={"name": name, "run_dir": str(path)})
 
 

@@ -418,6 +418,10 @@ def test_a_run_directory_in_use_is_refused(rlhf, trained):
     Path("mine/notes").write_text("")
     message = "mine is not empty: continue with --resume mine, or choose another --run-dir"
     assert rlhf.refused("train", *ONE, "--run-dir", "mine") == [message]
+    Path("my run").mkdir()
+    Path("my run/notes").write_text("")
+    message = "my run is not empty: continue with --resume 'my run', or choose another --run-dir"
+    assert rlhf.refused("train", *ONE, "--run-dir", "my run") == [message]
     assert rlhf.refused("train", *ONE, "--run-dir", "mine/notes") == ["mine/notes is a file: --run-dir names a directory"]
 
 
