@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 from rlhf_host import Advantages, Experience, Metric, hookimpl
 from rlhf_host import functional as F
 from rlhf_plugin_group_methods.group import Estimator, rewards_of
+
+log = logging.getLogger(__name__)
 
 
 class MaxRL(Estimator):
     """MaxRL: rewards divided by the group's mean, so that rare successes count as in maximum likelihood (arXiv:2602.02710)."""
 
     Options = F.PolicyLossOptions
+    _warned = False
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
@@ -19,6 +24,12 @@ class MaxRL(Estimator):
         """
         import torch
 
+        least = float(experience.rewards.min())
+        if least < 0 and not self._warned:
+            self._warned = True
+            log.warning(
+                "maxrl: a reward is %g: with rewards below 0 the mean of a group may be near 0, and advantages any size", least
+            )
         groups, episodes = experience.group_id, experience.episode_id
         mean = F.group_mean(experience.rewards.double(), groups, episodes)
         centred = F.group_normalize(rewards_of(experience), groups, episodes, std="none")
