@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from rlhf_host import __version__
+from rlhf_host.cli.notes import notes
 from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option
 from rlhf_host.cli.plugins import wrap
 from rlhf_host.plugins.about import about
@@ -45,6 +46,7 @@ def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[s
         ("API", f"{info.api} (this is rlhf-host {__version__})"),
         ("status", status if not (info.problem or inside.problem) else f"{status}: {inside.problem or info.problem}"),
         ("hooks", ", ".join(inside.hooks)),
+        *(("note", text) for text in notes(info)),
     ]
     yield f"{info.kind} {info.name}"
     for label, text in rows:

@@ -42,9 +42,9 @@ GROUPS: dict[str, str] = {
 """Kind → entry-point group. What else is said of a kind's plugins is in ``GROUP.spellings`` and ``GROUP.recommended``
 (``plugins.spellings``, ``plugins.recommended``)."""
 
-UNCHOSEN = {"hint": "rlhf.hints", "forecast": "rlhf.forecasts"}
-"""The same for what explains unknown names (``plugins.hints``), and for what a dry run asks about the run (``cli.forecasts``).
-Nobody chooses one, so they are no kinds of plugins.
+UNCHOSEN = {"hint": "rlhf.hints", "forecast": "rlhf.forecasts", "note": "rlhf.notes"}
+"""The same for what explains unknown names (``plugins.hints``), for what a dry run asks about the run (``cli.forecasts``), and for
+what is known of a plugin that is shown (``cli.notes``). Nobody chooses one, so they are no kinds of plugins.
 """
 
 PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")
@@ -122,7 +122,7 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
     return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
 
 
-def unchosen(kind: Literal["hint", "forecast"]) -> list[PluginInfo]:
+def unchosen(kind: Literal["hint", "forecast", "note"]) -> list[PluginInfo]:
     """Returns what is installed of a kind in ``UNCHOSEN``, sorted by name and distribution."""
     return sorted(_found((kind,))[0], key=lambda info: (info.name, info.distribution))
 

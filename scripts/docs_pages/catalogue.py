@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from rlhf_authoring.certificates import Listed, read
 from rlhf_authoring.index import Index, read_index
+from rlhf_authoring.signatures import Forged, principal
 
 import rlhf_host
 from docs_pages.markdown import code, options_table, table
-from rlhf_host import functional
+from rlhf_host import UserError, functional
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.catalogue import OTHERS
 from rlhf_host.plugins.discovery import GROUPS, HOST, WITHOUT_OPTIONS, PluginInfo, discover, normalised
@@ -21,6 +23,9 @@ from rlhf_host.plugins.options import describe_options, options_model
 from rlhf_host.plugins.selection import load
 
 ROOT = Path(__file__).resolve().parents[2]
+
+CERTIFICATES = ROOT / "certificates"
+"""Certificates of the project's plugins, if it has any."""
 
 FLAGS = {
     "algo": "--algo",
@@ -104,12 +109,41 @@ def published() -> Iterator[PluginInfo]:
                 yield from (known[kinds[group], name, project["name"]] for name in sorted(points))
 
 
-def our_index() -> Index:
-    """What the project publishes, as ``rlhf plugins search`` reads it."""
+def certificates(folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Kind, name and distribution → the certificate of each pair of files ``NAME.json`` and ``NAME.json.sig``.
+
+    Raises:
+        UserError: a file is no certificate, or not signed by a key of ``allowed_signers`` in the folder, or the second of a plugin.
+    """
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for file in sorted(folder.glob("*.json")):
+        signed = read(file)
+        try:
+            name = signed.signature and principal(signed.text, signed.signature, folder / "allowed_signers")
+        except Forged as error:
+            raise UserError(f"{file}: its signature is not valid: {error}") from error
+        about = signed.certificate.plugin
+        key = (about.kind, about.name, normalised(about.distribution))
+        if not name:
+            raise UserError(f"{file}: no key of {folder / 'allowed_signers'} signed it")
+        if key in found:
+            raise UserError(f"{file}: there is another certificate of {signed.certificate.who}")
+        found[key] = Listed.of(signed).model_dump(exclude_none=True)
+    return found
+
+
+def our_index(folder: Path = CERTIFICATES) -> Index:
+    """What the project publishes, as ``rlhf plugins search`` reads it. Raises ``UserError`` for a certificate of nothing here."""
+    certified = certificates(folder)
     plugins: dict[str, list[dict[str, Any]]] = {}
     for info in published():
-        said = {"spellings": dict(info.spellings) or None, "recommended": list(info.recommended) or None}
+        said: dict[str, Any] = {"spellings": dict(info.spellings) or None, "recommended": list(info.recommended) or None}
+        said["certificate"] = certified.pop((info.kind, info.name, normalised(info.distribution)), None)
         plugins.setdefault(info.distribution, []).append({"kind": info.kind, "name": info.name, "about": about(info), **said})
+    if certified:
+        raise UserError(
+            f"{folder} has certificates of what is not published here: {', '.join(' '.join(key) for key in certified)}"
+        )
     entries = []
     for project in projects():
         name, host = project["name"], project["name"] == HOST

@@ -8,7 +8,6 @@ import shlex
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from functools import cache
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
@@ -19,27 +18,14 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from rlhf_authoring.certificates import Listed
+from rlhf_authoring.lines import Line, explain, kind_of_plugin, short
 from rlhf_host import RunError, UserError, __version__
-from rlhf_host.commands import near_matches, visible
-from rlhf_host.installed import GROUPS, OTHERS, OURS, Offer, normalised
+from rlhf_host.installed import OTHERS, OURS, Offer, normalised
 
 TIMEOUT_S = 10.0
 LIMIT_BYTES = 4_000_000
 SCHEMES = ("http", "https")
-SHOWN = 200
-"""Characters of a value or of another program's text that a message has."""
-
-
-def _line(text: str) -> str:
-    if visible(text) != text or not text.strip():
-        raise ValueError("must be a line of text without control characters")
-    return text
-
-
-def _kind(kind: str) -> str:
-    if kind not in GROUPS:
-        raise ValueError(f"is no kind of plugin{near_matches(kind, GROUPS) or '; choose one of ' + ', '.join(GROUPS)}")
-    return kind
 
 
 def _version(version: str) -> str:
@@ -67,21 +53,20 @@ def _words(options: str) -> str:
         raise ValueError("must be words as in a shell, with every quote closed") from error
 
 
-Line = Annotated[str, AfterValidator(_line)]
-
-
 class ListedPlugin(BaseModel):
     """One plugin of a distribution."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Annotated[str, AfterValidator(_kind)]
+    kind: Annotated[str, AfterValidator(kind_of_plugin)]
     name: str = Field(pattern=r"^[\w.-]+$")
     about: Line
     spellings: dict[str, str] | None = None
     """Texts that choose it instead of its name, as its entry points say (``plugins.spellings``)."""
     recommended: list[str] | None = None
     """On what messages recommend it (``plugins.recommended``)."""
+    certificate: Listed | None = None
+    """What was shown about it."""
 
 
 class ListedDistribution(BaseModel):
@@ -122,6 +107,10 @@ class Index(BaseModel):
     distributions: list[ListedDistribution]
 
 
+KEYS = [*Index.model_fields, *ListedDistribution.model_fields, *ListedPlugin.model_fields, *Listed.model_fields]
+"""Keys of a list."""
+
+
 def read_index(place: str) -> Index:
     """The list in a file or at an address.
 
@@ -131,18 +120,18 @@ def read_index(place: str) -> Index:
     """
     scheme = re.match(r"([\w+.-]+)://", place)
     if not place or (scheme and scheme[1].lower() not in SCHEMES):
-        raise UserError(f"--index {_short(place) or repr(place)}: a list is read from a path, or from an http or https address")
-    content, name = (_fetch if scheme else _read)(place), _short(place)
+        raise UserError(f"--index {short(place) or repr(place)}: a list is read from a path, or from an http or https address")
+    content, name = (_fetch if scheme else _read)(place), short(place)
     if b"\0" in content[:4]:
         raise UserError(f"{name} is UTF-16 or not text: save it as UTF-8")
     try:
         index = Index.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
-        raise UserError(f"{name}: {'; '.join(_explain(problem) for problem in error.errors()[:3])}") from error
+        raise UserError(f"{name}: {'; '.join(explain(problem, 'list', KEYS) for problem in error.errors()[:3])}") from error
     names: set[str] = set()
     for entry in index.distributions:
         if normalised(entry.name) in names:
-            raise UserError(f"{name}: {_short(entry.name)} is listed twice")
+            raise UserError(f"{name}: {short(entry.name)} is listed twice")
         names.add(normalised(entry.name))
     return index
 
@@ -158,7 +147,7 @@ def _read(place: str) -> bytes:
         with Path(place).expanduser().open("rb") as file:
             content = file.read(LIMIT_BYTES + 1)
     except (OSError, RuntimeError) as error:  # RuntimeError: the home directory of nobody
-        raise UserError(f"{_short(place)} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(f"{short(place)} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     _refuse_large(place, len(content))
     return content
 
@@ -169,7 +158,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request: Any, response: Any, code: int, message: str, headers: Any, url: str) -> Any:
         if urlsplit(url).scheme not in SCHEMES:
             raise UserError(
-                f"{_short(request.full_url)} leads to {_short(url)}: lists are read from http and https addresses only"
+                f"{short(request.full_url)} leads to {short(url)}: lists are read from http and https addresses only"
             )
         return super().redirect_request(request, response, code, message, headers, url)
 
@@ -177,8 +166,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _fetch(url: str) -> bytes:
     shown, credentials = re.subn(r"(?<=://)[^/?#]*@", "", url)
     if credentials:
-        raise UserError(f"{_short(shown)}: an address must be without user and password; download the list and give its path")
-    failed, deadline, body = f"{_short(url)} cannot be read", time.monotonic() + TIMEOUT_S, b""
+        raise UserError(f"{short(shown)}: an address must be without user and password; download the list and give its path")
+    failed, deadline, body = f"{short(url)} cannot be read", time.monotonic() + TIMEOUT_S, b""
     try:
         with urllib.request.build_opener(_Redirects).open(url, timeout=TIMEOUT_S) as response:
             while chunk := response.read1(1 << 16):
@@ -188,37 +177,14 @@ def _fetch(url: str) -> bytes:
                     raise TimeoutError(f"not complete after {TIMEOUT_S:g} s")
     except urllib.error.HTTPError as error:
         kind = UserError if error.code < 500 else RunError
-        raise kind(f"{failed}: {error.code} {_short(error.reason)}") from error
+        raise kind(f"{failed}: {error.code} {short(error.reason)}") from error
     except (InvalidURL, ValueError) as error:
-        raise UserError(f"{failed}: {_short(error)}") from error
+        raise UserError(f"{failed}: {short(error)}") from error
     except (OSError, HTTPException) as error:  # unreachable, too slow, no HTTP
-        raise RunError(f"{failed}: {_short(getattr(error, 'reason', None) or error)}") from error
+        raise RunError(f"{failed}: {short(getattr(error, 'reason', None) or error)}") from error
     return body
 
 
 def _refuse_large(place: str, size: int) -> None:
     if size > LIMIT_BYTES:
-        raise UserError(f"{_short(place)} is larger than {LIMIT_BYTES // 1_000_000} MB, which no list of plugins is")
-
-
-def _short(value: object) -> str:
-    """On one line, and not too long for a message."""
-    line = visible(" ".join(str(value).split()))
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    """``distributions[2].plugins[0].kind: ...``"""
-    keys = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"])
-    where = _short(keys.removeprefix("."))
-    if problem["type"] == "json_invalid":
-        return problem["msg"]
-    if problem["type"] == "missing":
-        return f"{where} is missing"
-    if problem["type"] == "extra_forbidden":
-        known = [*Index.model_fields, *ListedDistribution.model_fields, *ListedPlugin.model_fields]
-        return f"{where} is no key of such a list{near_matches(str(problem['loc'][-1]), known)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where or 'the list'}: {message}" + (
-        f" (got {_short(repr(problem['input']))})" if isinstance(problem["input"], str) else ""
-    )
+        raise UserError(f"{short(place)} is larger than {LIMIT_BYTES // 1_000_000} MB, which no list of plugins is")

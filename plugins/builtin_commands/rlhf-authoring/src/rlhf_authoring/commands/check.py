@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from rlhf_authoring.commands.certify import (
+    SHOWINGS,
+    certificate_option,
+    described,
+    key_option,
+    refuse_early,
+    show,
+    stopped_option,
+    write,
+)
 from rlhf_authoring.commands.chosen import option_option, parse_texts, with_hooks
 from rlhf_host import UserError
-from rlhf_host.commands import ChildFailed, answers, complete_plugin, deadline_option, kind_option, wrap
+from rlhf_host.commands import ChildFailed, answers, complete_plugin, deadline_option, kind_option, visible, wrap
 from rlhf_host.installed import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0
@@ -41,15 +53,41 @@ class Checked:
 @kind_option()
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects, one per plugin, instead of a report.")
 @deadline_option(DEADLINE_S, "Seconds one check may take.")
+@certificate_option
+@key_option
+@stopped_option
 @click.pass_context
-def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None, as_json: bool, deadline: float) -> None:
+def check(
+    ctx: click.Context,
+    name: str,
+    option: Sequence[str],
+    kind: str | None,
+    as_json: bool,
+    deadline: float,
+    certificate: Path | None,
+    key: Path | None,
+    stopped: Sequence[str],
+) -> None:
     """Run the contract suite on the installed plugin NAME or DISTRIBUTION:NAME. It checks everything the host relies on.
 
-    The checks run in a separate process. If one fails, the exit code is 1. A preset is loaded and its settings are checked.
+    The checks run in a separate process. If one fails, the exit code is 1. A preset is loaded and its settings are checked. A
+    class in a file is FILE.py:NAME with --kind.
+
+    With --certificate, gradients of the loss are compared with its slope in float64, and a tiny model is trained for some seconds
+    to see whether its mean reward rises.
     """
     options, reports = parse_texts(option), []
     width = min(shutil.get_terminal_size().columns, 120)
-    for position, info in enumerate(with_hooks(name, kind, options, "no contract suite", (*PROTOCOLS, "command"))):
+    infos = with_hooks(name, kind, options, "no contract suite", (*PROTOCOLS, "command"))
+    if certificate is None:
+        if key is not None or stopped:
+            raise UserError(f"{'--key' if key is not None else '--stopped'} needs --certificate FILE")
+    else:
+        infos = [info for info in infos if info.kind != "preset"] or infos
+        if len(infos) > 1:
+            raise UserError(f"{name!r} is {' and '.join(map(str, infos))}: a certificate is of one of them, with --kind")
+        refuse_early(certificate, key)
+    for position, info in enumerate(infos):
         if not as_json:
             click.echo(f"{chr(10) if position else ''}{info.kind} {info.name} from {info.source}")
         if info.kind == "extension":
@@ -70,11 +108,36 @@ def check(ctx: click.Context, name: str, option: Sequence[str], kind: str | None
             summary = ", ".join(f"{counts[result]} {result}" for result in SHOWN if counts[result])
             click.echo(f"\n{summary} in {time.monotonic() - started:.0f} s")
         about = {field: getattr(info, field) for field in ("kind", "name", "distribution", "version")}
-        reports.append({**about, "checks": [asdict(checked) for checked in results]})
+        report = {**about, "checks": [asdict(checked) for checked in results]}
+        reports.append(report)
+        if certificate is not None:
+            shown = []
+            for part in show(info, options, stopped, deadline):
+                shown.append(part)
+                report[part["name"]] = {key: value for key, value in part.items() if key != "name"}
+                if not as_json:
+                    result = Checked(part["name"], part["result"], "\n".join(filter(None, [*described(part), part["message"]])))
+                    click.echo("\n".join(_lines(result, width, repeated=False)))
+            said = write(certificate, key, info, option, results, shown, time.monotonic() - started, _typed(ctx))
+            click.echo(said, err=as_json)
     if as_json:
         click.echo(json.dumps(reports, indent=2))
-    if any(checked["result"] == "failed" for report in reports for checked in report["checks"]):
+    parts = [part for report in reports for part in (*report["checks"], *(report[name] for name in SHOWINGS if name in report))]
+    if any(part["result"] == "failed" for part in parts):
         ctx.exit(1)
+
+
+def _typed(ctx: click.Context) -> str:
+    """The command, as it was typed."""
+    words = ctx.command_path.split()
+    for parameter in ctx.command.get_params(ctx):
+        value = ctx.params.get(parameter.name or "")
+        if isinstance(parameter, click.Argument):
+            words.append(str(value))
+        elif value not in (None, False, ()) and value != parameter.get_default(ctx):
+            for each in value if isinstance(value, tuple) else (value,):
+                words += [parameter.opts[0]] if each is True else [parameter.opts[0], str(each)]
+    return visible(shlex.join(words))
 
 
 def run_checks(info: PluginInfo, options: Mapping[str, Any], deadline_s: float = DEADLINE_S) -> Iterator[Checked]:

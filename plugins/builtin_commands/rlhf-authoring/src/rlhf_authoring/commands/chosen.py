@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rlhf_host import UserError
-from rlhf_host.installed import HOOKED, PluginInfo, discover
+from rlhf_host.installed import HOOKED, PluginInfo, discover, find
 
 option_option = click.option(
     "--option",
@@ -46,13 +46,17 @@ def with_hooks(
     name: str, kind: str | None, options: dict[str, Any], lacks: str, kinds_without: Iterable[str] = ()
 ) -> list[PluginInfo]:
     """The plugins that ``name`` means and that have hooks or are of ``kinds_without`` them; presets beside them. Others have
-    what ``lacks`` says.
+    what ``lacks`` says. ``FILE.py:NAME`` means one class.
 
     Raises:
         UserError: there is none, or the options could be meant for several.
     """
     from rlhf_host.installed import find_all  # which loads pydantic
 
+    if ".py:" in name:
+        if kind is None:
+            raise UserError(f"{name}: say of which kind this class is, as --kind reward")
+        return [find(kind, name)]
     plugins = find_all(name, discover(), kind)
     called = [info for info in plugins if info.kind in (*HOOKED, "preset", *kinds_without)]
     if not called:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import click
 
+from rlhf_authoring.certificates import told
 from rlhf_authoring.index import Index, ListedDistribution, ListedPlugin, read_index, shipped
 from rlhf_host import __version__
 from rlhf_host.commands import kind_option, near_matches, wrap
-from rlhf_host.installed import GROUPS, discover, normalised
+from rlhf_host.installed import GROUPS, PluginInfo, discover, normalised
+
+Infos: TypeAlias = dict[tuple[str, str, str], PluginInfo]
+"""Kind, name and normalised distribution → what is installed."""
 
 
 class Match(NamedTuple):
@@ -31,13 +35,15 @@ def search(words: Sequence[str], kind: str | None, index: str | None, as_json: b
     """List plugins that could be installed, ours and those of others: all, or those that have every WORD.
 
     A WORD is looked for in the names of plugins and distributions, in kinds and in what plugins say of themselves.
-    Upper and lower case are the same. Nothing is installed; the line that installs a distribution stands below it.
+    Upper and lower case are the same. Nothing is installed; the line that installs a distribution stands below it. Of a certificate
+    in the list, the signature is checked, and its files are compared with those that are installed.
     """
     indexes = shipped() if index is None else (read_index(index),)
     matches = [(index, match) for index in indexes for match in _search(index, words, kind)]
-    installed = {normalised(info.distribution): info.version for info in discover(disabled=True)}
+    infos = {(info.kind, info.name, normalised(info.distribution)): info for info in discover(disabled=True)}
+    installed = {distribution: info.version for (_, _, distribution), info in infos.items()}
     if as_json:
-        rows = [row for _, match in matches for row in _rows(match, installed)]
+        rows = [row for _, match in matches for row in _rows(match, installed, infos)]
         click.echo(json.dumps(rows, indent=2))
         return
     if not matches:
@@ -45,7 +51,7 @@ def search(words: Sequence[str], kind: str | None, index: str | None, as_json: b
         return
     width = shutil.get_terminal_size().columns
     for _, match in matches:
-        click.echo("\n".join([*_description(match, installed, width), ""]))
+        click.echo("\n".join([*_description(match, installed, infos, width), ""]))
     for note in dict.fromkeys(index.note for index, _ in matches if index.note):
         click.echo("\n".join(wrap(note, width)))
 
@@ -74,7 +80,14 @@ def _near(indexes: Sequence[Index], words: Sequence[str], kind: str | None) -> s
     return next(filter(None, (near_matches(word.casefold(), names) for word in unknown)), "")
 
 
-def _rows(match: Match, installed: dict[str, str]) -> Iterator[dict[str, object]]:
+def _certified(entry: ListedDistribution, plugin: ListedPlugin, infos: Infos) -> str | None:
+    """What the plugin's certificate says, as far as it can be verified here."""
+    if plugin.certificate is None:
+        return None
+    return told(plugin.certificate, plugin, entry.name, infos.get((plugin.kind, plugin.name, normalised(entry.name))))
+
+
+def _rows(match: Match, installed: dict[str, str], infos: Infos) -> Iterator[dict[str, object]]:
     entry = match.entry
     for plugin in match.plugins:
         yield {
@@ -86,10 +99,11 @@ def _rows(match: Match, installed: dict[str, str]) -> Iterator[dict[str, object]
             "installed": installed.get(normalised(entry.name)),
             "homepage": entry.homepage,
             "install": entry.install,
+            "certificate": _certified(entry, plugin, infos),
         }
 
 
-def _description(match: Match, installed: dict[str, str], width: int) -> Iterator[str]:
+def _description(match: Match, installed: dict[str, str], infos: Infos, width: int) -> Iterator[str]:
     entry = match.entry
     version = installed.get(normalised(entry.name))
     state = "not installed" if version is None else "installed" if version == entry.version else f"{version} is installed"
@@ -99,5 +113,7 @@ def _description(match: Match, installed: dict[str, str], width: int) -> Iterato
     for plugin in match.plugins:
         head = f"  {plugin.kind.ljust(sizes[0])}  {plugin.name.ljust(sizes[1])}  "
         yield from wrap(plugin.about, width, head, " " * len(head))
+        if text := _certified(entry, plugin, infos):
+            yield from wrap(text, width, " " * len(head), " " * len(head))
     for text in filter(None, (entry.homepage, entry.install)):
         yield f"  {text}"

@@ -43,6 +43,9 @@ HOOKED = (
 COMMAND = ("found", "command")
 """Those of commands."""
 
+OF_METADATA = ("entry_point_is_unique", "host_dependency_is_bounded", "import_is_light")
+"""Checks of what a package says of itself, and of a module that is imported by its name."""
+
 ONLINE, OFFLINE = ("algorithm", "loss"), ("offline",)
 """Those of them for plugins that train on rollouts, and on rows of a data set."""
 
@@ -60,6 +63,8 @@ def checks_of(subject: Subject) -> list[Check]:
     others = ONLINE if subject.offline else OFFLINE
     hooked = [module for module in HOOKED if module not in others]
     checks = all_checks(("found", "common", subject.kind) if subject.kind in PROTOCOLS else hooked)
+    if ".py:" in subject.name:  # a class in a file has no metadata
+        checks = [check for check in checks if check.name not in OF_METADATA]
     return [check for check in checks if not check.hooks or subject.hooks.intersection(check.hooks)]
 
 
