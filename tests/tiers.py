@@ -124,6 +124,14 @@ SLOW = {
         "ends_the_process|named_like_a_setting|every_plugin_of_the_name|kernels_have_no_hooks",
         "plugins that are checked in processes of their own",
     ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_certificates.py": (
+        "shown_is_stated|failures_are_in|class_in_a_file",
+        "certificates of plugins that are checked and trained with; all of what is refused at every change",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_shown.py": (
+        "learns_rises|does_not_rise",
+        "short runs that learn and that do not; gradients at every change",
+    ),
     "plugins/builtin_commands/rlhf-authoring/tests/test_bench.py": (
         "hook_by_hook|own|cannot_be_built",
         "measurements of plugins; one at every change",

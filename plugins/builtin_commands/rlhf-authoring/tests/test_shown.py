@@ -48,7 +48,7 @@ LOSSES = {
     "scaled": f"_Scaled.apply({CURVED})",
     "of_nothing": "-advantages * logprobs.detach()",
 }
-FUNCTIONS = '''
+FUNCTIONS = """
 def _functions():
     import torch
 
@@ -73,7 +73,7 @@ def _functions():
     return function("wrong", -1.0), function("in_place", -1.0, True), function("scaled", 1.001), without
 
 _Wrong, _InPlace, _Scaled, _without = _functions()
-'''
+"""
 
 
 @pytest.fixture
