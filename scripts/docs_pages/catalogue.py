@@ -126,6 +126,8 @@ def certificates(folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
         key = (about.kind, about.name, normalised(about.distribution))
         if not name:
             raise UserError(f"{file}: no key of {folder / 'allowed_signers'} signed it")
+        if key[2] == HOST:
+            raise UserError(f"{file}: the list is a file of {HOST}, so a certificate of these files cannot be in it")
         if key in found:
             raise UserError(f"{file}: there is another certificate of {signed.certificate.who}")
         found[key] = Listed.of(signed).model_dump(exclude_none=True)

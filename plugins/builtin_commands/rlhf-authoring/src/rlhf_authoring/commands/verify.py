@@ -32,12 +32,15 @@ def verify(ctx: click.Context, file: Path, signers: Path | None, source: str | N
     signed = read(file)
     certificate, problems = signed.certificate, []
     lines = []
-    for good, word, text in [*_signature(signed, file, signers), *_here(certificate, source), *_shown(certificate)]:
+    found = list(_signature(signed, file, signers))
+    if [word for _, word, _ in found] != ["FORGED"]:  # what it says is nobody's word then
+        found += [*_here(certificate, source), *_shown(certificate)]
+    for good, word, text in found:
         lines.append(f"  {word.ljust(9)}  {text}")
         if not good:
             problems.append(word)
     if not listing:
-        click.echo("\n".join([certificate.who, *lines, *_environment(certificate)]))
+        click.echo("\n".join([certificate.who, *lines, *([] if "FORGED" in problems else _environment(certificate))]))
     elif not {"FORGED", "failed"} & set(problems):
         click.echo(Listed.of(signed).model_dump_json(exclude_none=True))
         return
