@@ -160,6 +160,7 @@ def test_json_has_what_the_table_has(search, file):
         "installed": None,
         "homepage": "https://example.org/judges",
         "install": "pip install 'acme-judges @ git+https://example.org/judges.git@v2.1'",
+        "certificate": None,
     }
 
 
