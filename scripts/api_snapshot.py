@@ -21,9 +21,9 @@ from typing import Any
 
 import rlhf_host
 from rlhf_host import backends as backend_parts
-from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing, trackers
+from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing, trackers, weight_sync
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
-from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, syncs
+from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, step_models, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 from rlhf_host.runtimes import building
 
@@ -31,7 +31,7 @@ SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
 MODULES = (
     *(episodes, generations, messages, endpoints, needs, tensors),
-    *(common, engines, syncs, backends, runtimes, kernels, servers),
+    *(common, engines, syncs, backends, runtimes, kernels, servers, step_models),
 )
 
 HOST_MADE = frozenset(
@@ -73,6 +73,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.settings": sorted(settings.__all__),
             "rlhf_host.testing": sorted(testing.__all__),
             "rlhf_host.trackers": sorted(trackers.__all__),
+            "rlhf_host.weight_sync": sorted(weight_sync.__all__),
         },
         "functions": {
             name: _parameters(getattr(functional, name))

@@ -11,22 +11,22 @@ import click
 
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.config.check import check_evaluation
-from rlhf_host.config.resolve import resolve
+from rlhf_host.config.resolve import Resolved, resolve
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import visible
 from rlhf_host.phases import phase
 from rlhf_host.plugins.habits import REWARD
-from rlhf_host.runs.models import run_model, run_of
+from rlhf_host.runs.models import at_step, run_model, run_of
 
 HELP_GROUP = "Train"
 
 CONTROL = ("checkpoint", "output", "json")
 
 START = {
-    "actor.model": "the model: a directory, hub name, GGUF file, checkpoint or run directory",
-    "checkpoint": "RUN_DIR or a checkpoint in it: its model, with the run's settings",
+    "actor.model": "the model: a directory, hub name, GGUF file, checkpoint, run directory or RUN_DIR@STEP",
+    "checkpoint": "RUN_DIR, a checkpoint in it or RUN_DIR@STEP: its model, with the run's settings",
     "eval.data": "PATH[@WEIGHT]: what to answer; repeatable (default: --data)",
     "reward": "[ALIAS=]NAME: what scores the answers; repeatable; replaces the rewards of the file",
     "eval.n": "samples per prompt (int, default 1)",
@@ -60,17 +60,30 @@ def evaluate(line: CommandLine) -> None:
         config_path = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     loaded = line.read(config_path)
     run = resolve(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
-    with closing(run.plugins()) as manager:
-        check_evaluation(run.config, manager)
-        output = line.value("output")
-        phase("Loading libraries")
-        from rlhf_host.training.answering import evaluate_only
-
-        metrics = evaluate_only(run.config, manager, None if output is None else Path(output))
+    output = line.value("output")
+    metrics = evaluated(run, None if output is None else Path(output))
     if "json" in line.own:
         click.echo(json.dumps(dict(metrics), indent=2))
     else:
         _print_table(metrics)
+
+
+def evaluated(run: Resolved, output: Path | None = None) -> dict[str, float]:
+    """Evaluates the actor of a configuration that was resolved for ``evaluate``; returns metrics under ``eval/``.
+
+    Args:
+        output: a file for all trajectories.
+
+    Raises:
+        UserError: the settings or the model cannot be used.
+        RunError: too many answers could not be judged.
+    """
+    with closing(run.plugins()) as manager:
+        check_evaluation(run.config, manager)
+        phase("Loading libraries")
+        from rlhf_host.training.answering import evaluate_only
+
+        return evaluate_only(run.config, manager, output)
 
 
 def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
@@ -79,7 +92,7 @@ def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
     actor = config.roles["actor"]
     if checkpoint is not None:
         use_model(actor, Path(checkpoint))
-    elif actor.model and Path(actor.model).is_dir():
+    elif actor.model and (Path(actor.model).is_dir() or at_step(Path(actor.model))[1] is not None):
         actor.model = str(run_model(Path(actor.model)).path)
     if not config.eval.data.sources:
         config.eval.data = config.data

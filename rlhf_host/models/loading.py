@@ -35,6 +35,7 @@ from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.places import ModelPlace, find_model, hub_answers, with_base
+from rlhf_host.runs.models import step_model
 
 
 def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = False) -> PreTrainedModel:
@@ -137,7 +138,7 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """Loads the role's tokenizer, from ``tokenizer`` or else from beside its adapter or model. If it has no padding token, eos
     pads.
     """
-    name = role.tokenizer or (role.adapter if _has_tokenizer(role.adapter) else role.model)
+    name = role.tokenizer or (role.adapter if _has_tokenizer(role.adapter) else step_model(role.model))
     if adapter_files.is_adapter(name) and _has_tokenizer(name):
         source = ModelPlace(str(Path(str(name)).expanduser()), local=True)
     else:

@@ -1,4 +1,6 @@
-"""Location of a model: a directory, a hub name, a GGUF file, the base of an adapter, or the built-in ``quickstart``."""
+"""Location of a model: a directory, a hub name, a GGUF file, a step of a run, the base of an adapter, or the built-in
+``quickstart``.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_files
+from rlhf_host.runs.models import step_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,12 @@ class ModelPlace:
 
 
 def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
-    """Finds out whether it is a directory, a GGUF file or a hub name; refuses anything else before loading."""
+    """Finds out whether it is a directory, a GGUF file, ``RUN@STEP`` or a hub name; refuses anything else before loading."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
     if name == QUICKSTART:
         return ModelPlace(str(Path(__file__).with_name(QUICKSTART)), local=True)  # of scripts/quickstart_model.py
+    name = step_model(name) or name
     path = Path(name).expanduser()
     if adapter_files.is_adapter(path):
         base = adapter_files.base_of(path)[0]
@@ -66,11 +70,13 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
 
 def with_base(role: RoleConfig) -> RoleConfig:
     """Returns the role with the base as its model, if its model is the directory of an adapter; quantized as the adapter needs
-    it.
+    it. The model of ``RUN@STEP`` becomes a directory.
 
     Raises:
         UserError: the role has another adapter too, or the base is missing.
     """
+    if (model := step_model(role.model)) != role.model:
+        role = role.model_copy(update={"model": model, "revision": None})
     if adapter_files.is_adapter(role.model):
         if role.adapter is not None:
             raise UserError(

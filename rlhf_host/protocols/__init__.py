@@ -45,6 +45,7 @@ from rlhf_host.protocols.memory import (
 )
 from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
+from rlhf_host.protocols.step_models import StepModels
 from rlhf_host.protocols.syncs import (
     Bring,
     KeepsTypes,
@@ -64,7 +65,7 @@ __all__ = [
     "Compute", "Counting", "CountsServing", "CountsTraining", "Decoder", "DeviceGroup", "DeviceKind", "Engine", "EnginePlugin",
     "EngineStart", "EngineTraits", "Generator", "Grouping", "KeepsTypes", "Kernels", "KernelsPlugin", "Loader", "Measured",
     "Ranks", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server", "ServerPlugin",
-    "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
+    "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
     "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync",
     "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]

@@ -1,6 +1,7 @@
 """Results that a run left in its directory. Importing this loads no torch; a name that needs it does when it is first used.
 
-``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means.
+``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means, and ``model_steps`` the
+steps that ``RUN@STEP`` can name.
 ``read_steps`` reads saved trajectories, of a run or a file, as the records that hooks get. ``around_pictures`` finds the tokens
 of pictures among those of a prompt.
 """
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rlhf_host.config.run_dir import named_run, require_run
     from rlhf_host.data.processor import around_pictures
     from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
-    from rlhf_host.runs.models import RunModel, run_model, run_of
+    from rlhf_host.runs.models import RunModel, at_step, model_steps, run_model, run_of
     from rlhf_host.runs.usual import usual_settings
     from rlhf_host.training.checkpoints import refuse_damaged
     from rlhf_host.training.saved_rows import read_steps
@@ -25,7 +26,9 @@ _HOME = {
     "RunDirectory": "runs.directory",
     "RunModel": "runs.models",
     "around_pictures": "data.processor",
+    "at_step": "runs.models",
     "flat": "runs.directory",
+    "model_steps": "runs.models",
     "named_run": "config.run_dir",
     "read_steps": "training.saved_rows",
     "refuse_damaged": "training.checkpoints",
@@ -41,7 +44,9 @@ __all__ = [
     "RunDirectory",
     "RunModel",
     "around_pictures",
+    "at_step",
     "flat",
+    "model_steps",
     "named_run",
     "read_steps",
     "refuse_damaged",

@@ -1,12 +1,14 @@
-"""Choice of a run's model: the final one, that of a checkpoint, or another role's."""
+"""Choice of a run's model: the final one, that of a checkpoint or of any kept step, or another role's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs, named_run, near_runs
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.runs.step_models import kept_steps, written_model
 
 ACTOR = "actor"
 LINKS = {Path(link).name: link for link in (BEST, LAST)}
@@ -31,14 +33,21 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
     """Returns the model that ``path`` means.
 
     Args:
-        path: a run directory or its name in ``runs/``, a checkpoint, or the directory of a model. A finished run's is the final
-            model, any other run's that of the newest checkpoint. Loading checks that a checkpoint's model is as it was written.
-        checkpoint: checkpoint in a run directory: ``best``, ``last`` or a step.
+        path: a run directory or its name in ``runs/``, a checkpoint, or the directory of a model; ``RUN@STEP`` is a run's after
+            this step. A finished run's is the final model, any other run's that of the newest checkpoint. Loading checks that a
+            checkpoint's model is as it was written.
+        checkpoint: checkpoint in a run directory: ``best``, ``last`` or a step. A step without a checkpoint is written, into a
+            directory that goes with this process, by a package that has it (``protocols.StepModels``).
         role: role of the model; roles other than the actor are only in checkpoints.
 
     Raises:
         UserError: there is no such model.
     """
+    run, step = at_step(path)
+    if step is not None:
+        if checkpoint is not None:
+            raise UserError(f"--checkpoint {checkpoint}: {path} names a step already: leave one of them out")
+        path, checkpoint = run, step
     path = named_run(path)
     if not path.is_dir():
         if path.exists():
@@ -62,9 +71,32 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
     raise UserError(f"{path} contains no model: give a model directory, a checkpoint or a run directory")
 
 
+def at_step(path: Path) -> tuple[Path, str | None]:
+    """Returns the run directory and the step (or ``best``, or ``last``) of ``RUN@STEP``; any other path as it is, with None."""
+    run, at, step = str(path).rpartition("@")
+    if not at or not run or not step or "/" in step or named_run(path).exists():
+        return path, None
+    directory = named_run(Path(run))
+    return (directory, step) if (directory / CONFIG).is_file() else (path, None)
+
+
+def step_model(name: str | None) -> str | None:
+    """Returns the directory of the model that ``RUN@STEP`` means, as ``run_model`` does; any other name as it is."""
+    if not name or at_step(Path(name))[1] is None:
+        return name
+    return str(run_model(Path(name)).path)
+
+
+def model_steps(run: Path) -> list[int]:
+    """Returns the steps of a run whose models ``RUN@STEP`` can mean, in order."""
+    run = named_run(run)
+    final = _step(run / "model") if _is_model(run / "model") else None
+    return sorted({*dict(checkpoint_dirs(run)), *kept_steps(run), *([] if final is None else [final])})
+
+
 def run_of(path: Path) -> Path | None:
     """Returns the run directory that ``path`` is, or is inside, in the form in which it is given."""
-    path = named_run(path)
+    path = named_run(at_step(path)[0])
     # RUN/checkpoints/step-000001/roles/critic is the deepest.
     above = [parent for parent in path.parents[:4] if parent != Path()]
     return next((parent for parent in (path, *above, *path.absolute().parents[:4]) if (parent / CONFIG).is_file()), None)
@@ -72,6 +104,9 @@ def run_of(path: Path) -> Path | None:
 
 def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
     if checkpoint is not None:
+        step = checkpoint.removeprefix("step-")
+        if role == ACTOR and step.isdecimal() and int(step) not in dict(checkpoint_dirs(run)):
+            return _of_step(run, int(step))
         return _of_checkpoint(_checkpoint(run, checkpoint), role)
     about, checkpoints = about_run(run), checkpoint_dirs(run)
     finished = about.get("status", "finished") == "finished"
@@ -85,6 +120,17 @@ def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
     if notice and not step:
         notice += ", the model before training"
     return _of_checkpoint(path, role, notice)
+
+
+def _of_step(run: Path, step: int) -> RunModel:
+    """Returns the model after a step that has no checkpoint."""
+    if _is_model(run / "model") and _step(run / "model") == step:
+        return RunModel(run / "model", run_of(run), step)
+    model = written_model(run, step)
+    if model is None:
+        there = model_steps(run)
+        raise UserError(f"{run} has no checkpoint of step {step}{_kept(there, step)}{_ends(there)}")
+    return RunModel(model, run_of(run), step)
 
 
 def _checkpoint(run: Path, name: str) -> Path:
@@ -104,7 +150,12 @@ def _checkpoint(run: Path, name: str) -> Path:
     return checkpoints[int(number)]
 
 
-def _kept(steps: dict[int, Path], wanted: int) -> str:
+def _ends(steps: Sequence[int]) -> str:
+    """Returns the first and the last of many steps."""
+    return f" ({len(steps)} in all, from {steps[0]} to {steps[-1]})" if len(steps) > SHOWN else ""
+
+
+def _kept(steps: Iterable[int], wanted: int) -> str:
     """Returns the existing steps; if there are many, those near the requested one."""
     near = sorted(sorted(steps, key=lambda step: abs(step - wanted))[:SHOWN])
     return f"; it has those of {'step' if len(near) == 1 else 'steps'} {', '.join(map(str, near))}" if near else ""

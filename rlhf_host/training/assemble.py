@@ -30,6 +30,7 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
+from rlhf_host.runs.models import step_model
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, ended_by_sigterm
@@ -90,7 +91,7 @@ def runtime_start(
     for name, role in roles.items():
         for directory in (role.model, role.adapter):
             if directory and directory != str(models.get(name)):
-                refuse_damaged(Path(directory).expanduser())
+                refuse_damaged(Path(step_model(directory) or directory).expanduser())
     rank = 0
     if config.sync.adapter == "adapter" and total_updates:
         rank = rank_of(roles["actor"].adapter) if roles["actor"].adapter else roles["actor"].lora.rank

@@ -125,8 +125,13 @@ def gathered(
     finally:
         for _ in buckets:
             pass
-    before, seconds = weights.state.get(SENT, (0, 0.0))
-    weights.state[SENT] = before + sent, seconds + time.perf_counter() - started
+    note_sent(weights, sent, time.perf_counter() - started)
+
+
+def note_sent(weights: Weights, size: int, seconds: float) -> None:
+    """Counts bytes that this rank sent in a complete sync, and the seconds that it took, for ``take_sent``."""
+    before, earlier_s = weights.state.get(SENT, (0, 0.0))
+    weights.state[SENT] = before + size, earlier_s + seconds
 
 
 def take_sent(weights: Weights) -> tuple[int, float]:

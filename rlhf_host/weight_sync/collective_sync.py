@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlhf_host.protocols import SyncTarget, WeightSource
-from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions, ask
+from rlhf_host.weight_sync.remote_sync import TRAINER, RemoteSync, SyncOptions, ask, wire_types
 from rlhf_host.weight_sync.transfer_plan import Place, Route
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class ConnectedSync(RemoteSync):
         self._say_detours(routes, names, [*places[TRAINER], *engines])
         kept = [one["kept"] for target in targets for one in ends[target.name]]
         sending = self.options.wire()
-        wire = self._wire(sending.pop("dtype"), kept)
+        wire = wire_types(sending.pop("dtype"), kept)
         self._sending = sending | {"everywhere": any(route.sender for route in routes), "wire": wire}
         timeout_s, one_machine = self.options.timeout_s, len({place.machine for place in [*places[TRAINER], *engines]}) == 1
         listening = source.run(f"{RENDEZVOUS}:listen", address=self.address(one_machine), timeout_s=timeout_s)
@@ -87,13 +87,6 @@ class ConnectedSync(RemoteSync):
             jobs[target.name] = ask(target, f"{TRANSFER}:join_receiver", first=first, **shared)
             first += len(places[target.name])
         await self.together("connecting", jobs)
-
-    @staticmethod
-    def _wire(asked: str | None, kept: Sequence[Any]) -> dict[str, Any]:
-        """Returns the types of the weights on their way (``Wire``): those that all engines keep, unless the run asks for one."""
-        first = kept[0] if kept and all(one == kept[0] for one in kept) else None
-        dtype, others = first or (None, ())
-        return {"asked": asked, "kept": dtype, "others": list(others)}
 
     def _say_detours(self, routes: Sequence[Route], names: Sequence[str], places: Sequence[Place]) -> None:
         """Logs, once, which engines get weights in a slow way, and why."""

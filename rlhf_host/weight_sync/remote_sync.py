@@ -105,6 +105,18 @@ class RemoteSync:
         return await together(f"weight sync {self.name}: {stage}", jobs, self.options.timeout_s)
 
 
+def wire_types(asked: str | None, kept: Sequence[Any]) -> dict[str, Any]:
+    """Returns the types of weights on their way, for ``Wire.from_plain``: those that all engines keep, unless the run asks for
+    one.
+
+    Args:
+        kept: ``KeepsTypes.kept`` of each process of the engines.
+    """
+    first = kept[0] if kept and all(one == kept[0] for one in kept) else None
+    dtype, others = first or (None, ())
+    return {"asked": asked, "kept": dtype, "others": list(others)}
+
+
 async def ask(target: SyncTarget, function: str, **arguments: Any) -> list[Any]:
     """Calls ``target.engine.run``; returns its results by rank.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf_host import UserError
-from rlhf_host.runs import named_run, run_of
+from rlhf_host.runs import at_step, named_run, run_of
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, read_yaml, resolve, use_model
 
 CHECKPOINT = "of a run: best, last or a step (default: the final model; of a run that has not finished, the newest)"
@@ -79,7 +79,8 @@ def _config_of(line: CommandLine, command: str) -> RunConfig:
     ``UserError`` if no model is given.
     """
     path, checkpoint = named_run(Path(line.file or "")), line.value("checkpoint")
-    run = run_of(path) if line.file is not None and path.is_dir() else None
+    local = path.is_dir() or at_step(path)[1] is not None
+    run = run_of(path) if line.file is not None and local else None
     if checkpoint is not None and run is None:
         raise UserError(f"--checkpoint {checkpoint}: chooses one of a run: rlhf {command} RUN_DIR --checkpoint {checkpoint}")
     if run is None:
@@ -92,7 +93,7 @@ def _config_of(line: CommandLine, command: str) -> RunConfig:
         loaded.config.data.sources = []
     config = resolve(loaded.config, loaded.origins, "rollout").config
     actor = config.roles["actor"]
-    if line.file is not None and path.is_dir():
+    if line.file is not None and local:
         use_model(actor, path, checkpoint)
     elif line.file is not None:
         actor.model = line.file

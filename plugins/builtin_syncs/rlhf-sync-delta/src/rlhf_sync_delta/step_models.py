@@ -1,0 +1,88 @@
+"""Models of a run's kept steps, written as directories: the entry point of ``rlhf.step_models``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhf_host import UserError
+from rlhf_host.runs import RunDirectory
+from rlhf_sync_delta import FOLDER
+from rlhf_sync_delta.files import rebuild, steps_of
+from rlhf_sync_delta.states import State
+
+WEIGHTS = (".safetensors", ".safetensors.index.json")
+
+
+class KeptSteps:
+    """``rlhf_host.protocols.StepModels`` of the steps that the weight sync has kept."""
+
+    def steps(self, run: Path) -> list[int]:
+        return steps_of(_directory(run))
+
+    def write(self, run: Path, step: int, directory: Path) -> None:
+        state = rebuild(_directory(run), step)
+        _write_around(run, state, directory)
+        from safetensors.torch import save_file
+
+        seen = set[int]()
+        tensors = {}
+        for name, tensor in state.tensors.items():
+            tensors[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+            seen.add(tensor.data_ptr())
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+KEPT = KeptSteps()
+
+
+def _directory(run: Path) -> Path:
+    """Returns the directory of a run's steps: ``deltas/``, or where its setting says."""
+    if (run / FOLDER).is_dir() or not (run / "config.yaml").is_file():
+        return run / FOLDER
+    sync = RunDirectory(run).settings.get("sync", {})
+    chosen = sync.get("directory") if str(sync.get("name")).rpartition(":")[2] == "delta" else None
+    return Path(chosen).expanduser() if chosen else run / FOLDER
+
+
+def _write_around(run: Path, state: State, directory: Path) -> None:
+    """Writes configuration and tokenizer: those of the run's own models, or of the model that it began with."""
+    for model in _models(run):
+        if (model / "config.json").is_file():
+            for path in model.iterdir():
+                if path.is_file() and not path.name.endswith(WEIGHTS):
+                    shutil.copyfile(path, directory / path.name)
+            break
+    else:
+        _write_as_begun(run, directory)
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.tensors.values() if tensor.is_floating_point()}
+    for key in ("dtype", "torch_dtype"):
+        if key in config and len(types) == 1:  # as the weights are here, which the run may train in another type
+            config[key] = next(iter(types))
+    (directory / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
+
+
+def _models(run: Path) -> Iterator[Path]:
+    yield run / "model"
+    yield from (path / "model" for _, path in reversed(RunDirectory(run).checkpoints))
+
+
+def _write_as_begun(run: Path, directory: Path) -> None:
+    from transformers import AutoConfig, GenerationConfig
+
+    from rlhf_host.models import load_tokenizer, model_directory, save_tokenizer
+    from rlhf_host.settings import RoleConfig
+
+    role = RoleConfig(**RunDirectory(run).settings["roles"]["actor"])
+    tokenizer = load_tokenizer(role)
+    base = model_directory(role.model_copy(update={"adapter": None, "quantize": None}))
+    if base is None:
+        raise UserError(f"{run} has no checkpoint, and began with a GGUF file: the configuration of its model is in no file")
+    AutoConfig.from_pretrained(base, trust_remote_code=role.trust_remote_code).save_pretrained(directory)
+    if (base / "generation_config.json").is_file():
+        GenerationConfig.from_pretrained(base).save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)
