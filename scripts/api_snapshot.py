@@ -21,7 +21,20 @@ from typing import Any
 
 import rlhf_host
 from rlhf_host import backends as backend_parts
-from rlhf_host import commands, functional, hookspecs, installed, internals, models, rollouts, runs, settings, testing, trackers, weight_sync
+from rlhf_host import (
+    commands,
+    functional,
+    hookspecs,
+    installed,
+    internals,
+    models,
+    rollouts,
+    runs,
+    settings,
+    testing,
+    trackers,
+    weight_sync,
+)
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, step_models, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors

@@ -1,9 +1,8 @@
 """Results that a run left in its directory. Importing this loads no torch; a name that needs it does when it is first used.
 
-``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means, and ``model_steps`` the
-steps that ``RUN@STEP`` can name.
-``read_steps`` reads saved trajectories, of a run or a file, as the records that hooks get. ``around_pictures`` finds the tokens
-of pictures among those of a prompt.
+``RunDirectory`` reads settings, metrics, trajectories and checkpoints. ``run_model`` finds the model that a path means, and
+``model_steps`` the steps that ``RUN@STEP`` can name. ``read_steps`` reads saved trajectories, of a run or a file, as the records
+that hooks get. ``around_pictures`` finds the tokens of pictures among those of a prompt.
 """
 
 from __future__ import annotations

@@ -104,9 +104,9 @@ def run_of(path: Path) -> Path | None:
 
 def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
     if checkpoint is not None:
-        step = checkpoint.removeprefix("step-")
-        if role == ACTOR and step.isdecimal() and int(step) not in dict(checkpoint_dirs(run)):
-            return _of_step(run, int(step))
+        number = checkpoint.removeprefix("step-")
+        if role == ACTOR and number.isdecimal() and int(number) not in dict(checkpoint_dirs(run)):
+            return _of_step(run, int(number))
         return _of_checkpoint(_checkpoint(run, checkpoint), role)
     about, checkpoints = about_run(run), checkpoint_dirs(run)
     finished = about.get("status", "finished") == "finished"

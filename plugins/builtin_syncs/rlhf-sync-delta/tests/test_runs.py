@@ -1,0 +1,270 @@
+"""Real runs by the command line: the model after any step, kills and resumes, and the search for a change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from click.testing import CliRunner
+from rlhf_sync_delta import Delta
+from rlhf_sync_delta.files import DELTA, WHOLE, files_of, path_of, rebuild, steps_of
+from rlhf_sync_delta.step_models import KEPT
+from safetensors.torch import load_file
+
+import rlhf_host
+from rlhf_authoring import write_tiny_model
+from rlhf_host import UserError
+from rlhf_host.commands import main
+from rlhf_host.protocols import WeightSyncStart
+from rlhf_host.runs import model_steps, run_model
+
+PLUGINS = '''"""An algorithm, a reward, and a schedule: these tests run where no other plugin is installed."""
+from rlhf_host import Adjust, Advantages, Reward, hookimpl
+from rlhf_host import functional as F
+
+class Learner:
+    """RLOO in few lines."""
+    @hookimpl
+    def needs(self):
+        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
+
+    @hookimpl
+    def compute_advantages(self, experience):
+        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
+        return Advantages(F.on_actions(values, experience.action_mask))
+
+    @hookimpl
+    def compute_loss(self, outputs, batch):
+        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
+
+class Right:
+    """1 for the right sum."""
+    @hookimpl
+    def score(self, trajectories):
+        return [Reward(float(t.text.strip() == str(t.task.ground_truth))) for t in trajectories]
+
+class Even:
+    """The share of even digits: any model can raise it."""
+    @hookimpl
+    def score(self, trajectories):
+        return [Reward(sum(c in "02468" for c in t.text) / 4) for t in trajectories]
+
+class Blow:
+    """A learning rate that is far too high in step 6."""
+    @hookimpl
+    def step_finished(self, step, metrics):
+        if step in (5, 6):
+            return Adjust({"actor.lr": 0.3 if step == 5 else 1e-7})
+'''
+DATA = [(17, 35), (38, 26), (41, 29), (56, 17), (23, 44), (12, 61)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "mine.py").write_text(PLUGINS)
+    rows = [json.dumps({"prompt": f"{a}+{b}=", "label": str(a + b)}) for a, b in DATA]
+    (folder / "data.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def flags(place, run, reward="Right", **more):
+    asked = {
+        "--algo": "mine.py:Learner",
+        "--reward": f"mine.py:{reward}",
+        "--data": "data.jsonl",
+        "--sync": "delta",
+        "--rollout.n": "4",
+        "--rollout.max-new-tokens": "4",
+        "--train.batch-size": "4",
+        "--train.threads": "1",
+        "--eval.at-start": "false",
+        "--run-dir": run,
+        **more,
+    }
+    return [word for pair in asked.items() for word in map(str, pair)]
+
+
+def rlhf(place, *words, code=0):
+    """The command line in this process. Returns what it prints, or the message with which it ends."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)
+        patched.setenv("RLHF_CACHE", str(place / "cache"))
+        patched.setenv("COLUMNS", "200")
+        done = CliRunner().invoke(main, [*map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.stderr if code else done.stdout
+
+
+@pytest.fixture(scope="module")
+def fifty(place):
+    """A run of 50 steps that keeps every checkpoint too."""
+    model = write_tiny_model(place / "tiny")
+    more = {"--actor.model": model, "--checkpoint.every": 1, "--checkpoint.keep": 0, "--actor.lr": "1e-3"}
+    rlhf(place, "train", *flags(place, "fifty", "Even", **more, **{"--train.steps": 50, "--sync.whole-every": 20}))
+    return place / "fifty"
+
+
+def weights_of(model):
+    return load_file(model / "model.safetensors")
+
+
+def test_every_step_of_a_run_is_that_of_its_checkpoint(fifty):
+    assert steps_of(fifty / "deltas") == list(range(51))
+    assert [step for step, kind, _ in files_of(fifty / "deltas") if kind == WHOLE] == [0, 20, 40]
+    assert path_of(fifty / "deltas", 0, WHOLE).stat().st_size < 20_000, "the first step refers to the model's files"
+    for step in range(1, 51):
+        own, built = weights_of(fifty / f"checkpoints/step-{step:06d}/model"), rebuild(fifty / "deltas", step).tensors
+        assert own.keys() <= built.keys()
+        assert all(torch.equal(tensor, built[name]) for name, tensor in own.items())
+
+
+def test_the_model_of_a_step_loads_as_the_checkpoint_does(fifty, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(fifty, tmp_path / "run", ignore=shutil.ignore_patterns("step-000037"))
+    built = run_model(tmp_path / "run@37")
+    assert (built.run, built.step) == (tmp_path / "run", 37)
+    assert built.path.parent == tmp_path / "cache/steps"
+    assert run_model(tmp_path / "run@36").path == tmp_path / "run/checkpoints/step-000036/model", "needs no package"
+    assert run_model(tmp_path / "run", "37").path == built.path
+    own, other = (AutoModelForCausalLM.from_pretrained(path) for path in (fifty / "checkpoints/step-000037/model", built.path))
+    assert own.dtype == other.dtype
+    tokens = AutoTokenizer.from_pretrained(built.path)("1+1=", return_tensors="pt")
+    assert torch.equal(own(**tokens).logits, other(**tokens).logits)
+    assert model_steps(tmp_path / "run") == list(range(51))
+
+
+def test_a_run_without_a_checkpoint_has_the_configuration_that_it_began_with(fifty, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(fifty.parent)
+    shutil.copytree(fifty, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "model"))
+    KEPT.write(tmp_path / "run", 5, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    own = weights_of(fifty / "checkpoints/step-000005/model")
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in own.items())
+    assert len(AutoTokenizer.from_pretrained(tmp_path)("1+1=")["input_ids"]) == 4
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(fifty, place):
+    said = rlhf(place, "eval", "--checkpoint", "fifty@51", code=2)
+    kept = "it has those of steps 43, 44, 45, 46, 47, 48, 49, 50 (51 in all, from 0 to 50)"
+    assert said == f"Error: fifty has no checkpoint of step 51; {kept}\n"
+    with pytest.raises(UserError, match="--checkpoint 4: .*fifty@3 names a step already"):
+        run_model(fifty.with_name("fifty@3"), "4")
+    with pytest.raises(UserError, match=r"fifty@soon|--checkpoint soon: should be best, last or a step"):
+        run_model(fifty.with_name("fifty@soon"))
+    assert run_model(fifty.with_name("fifty@last")).step == 50
+
+
+def test_a_damaged_step_is_refused_by_name(fifty, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(fifty, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    path = path_of(tmp_path / "run/deltas", 30, DELTA)
+    content = bytearray(path.read_bytes())
+    content[500] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="step-000030.delta is damaged"):
+        run_model(tmp_path / "run@33")
+    assert not list((tmp_path / "cache/steps").iterdir()), "nothing half-written"
+
+
+def test_commands_take_the_model_of_a_step(place, fifty):
+    shutil.copytree(fifty, place / "short", ignore=shutil.ignore_patterns("checkpoints", "model"), dirs_exist_ok=True)
+    one = json.loads(rlhf(place, "eval", "--checkpoint", "short@41", "--eval.temperature", "0", "--json"))
+    here = rlhf_host.evaluate(
+        model=str(fifty / "checkpoints/step-000041/model"),
+        data=str(place / "data.jsonl"),
+        rewards=f"{place}/mine.py:Even",
+        eval={"temperature": 0},
+        rollout={"max_new_tokens": 4},
+    )
+    for name in ("eval/reward/mean", "eval/length/mean"):
+        assert one[name] == here[name]
+    sampled = ("--data", "data.jsonl", "--rollout.max-new-tokens", "4", "--rollout.n", "2", "--output", "out.jsonl")
+    rlhf(place, "rollout", "--model", "short@41", *sampled)
+    assert (place / "out.jsonl").is_file()
+
+
+def test_a_killed_run_goes_on_and_writes_its_steps_again(place):
+    """Checkpoints of every third step; what was trained after the last one is trained again."""
+    more = {"--checkpoint.every": 3, "--train.steps": 40, "--actor.model": "quickstart"}
+    command = [sys.executable, "-m", "rlhf_host.cli.main", "train", *flags(place, "killed", **more)]
+    process = subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    steps = place / "killed/deltas"
+    while not (place / "killed/checkpoints/step-000003").exists() or max(steps_of(steps)) % 3 == 0:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    (steps / "step-000099.delta").write_bytes(path_of(steps, 1, DELTA).read_bytes())
+    rlhf(place, "train", "--resume", "killed", "--train.steps", "9")
+    assert steps_of(steps) == list(range(10))
+    assert len(files_of(steps)) == 10
+    final = weights_of(place / "killed/model")
+    assert all(torch.equal(rebuild(steps, 9).tensors[name], tensor) for name, tensor in final.items())
+    for step in range(10):
+        rebuild(steps, step)
+
+
+def test_bisect_finds_the_step_at_which_a_run_broke(place):
+    """The learning rate is far too high in step 6 alone."""
+    more = {"--train.steps": 12, "--actor.model": "quickstart", "--actor.lr": "1e-7", "--with": "mine.py:Blow"}
+    rlhf(place, "train", *flags(place, "broken", **more))
+    before, after = (
+        json.loads(rlhf(place, "bisect", "broken", "--reward", "mine.py:Right", *words, "--json"))
+        for words in (("--threshold", "0.1"), ())
+    )
+    assert (before["before"], before["step"]) == (after["before"], after["step"]) == (5, 6)
+    assert before["tried"]["5"] > 0.1 > before["tried"]["6"]
+    assert len(before["tried"]) <= 6
+    told = rlhf(place, "bisect", "broken", "--reward", "mine.py:Right", "--good", "4", "--bad", "7", "--threshold", "0.1")
+    rows = [line.split() for line in told.splitlines()]
+    assert rows[0] == ["step", "eval/reward/mean"]
+    assert [row[0] for row in rows[1:-1]] == ["4", "5", "6", "7"]
+    assert [row[0] for row in rows[1:-1] if row[-1] == "changed"] == ["6"]
+    assert told.splitlines()[-1].startswith("Step 6: eval/reward/mean is 0, and was ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no run is given: rlhf bisect RUN_DIR"),
+        (["nowhere"], "nowhere: no such run directory"),
+        (["fifty", "--good", "70"], "--good 70: should be a step whose weights are there: 51 from 0 to 50"),
+        (["fifty", "--bad", "x"], "--bad x: should be a step whose weights are there"),
+        (["fifty", "--good", "5", "--bad", "5"], "--good and --bad are both step 5: give two steps"),
+        (["fifty", "--threshold", "much"], "--threshold much: should be a number"),
+        (["fifty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric (did you mean 'eval/reward/mean'"),
+        (["fifty", "--threshold", "9"], "both below 9: give another --threshold, or other steps"),
+        (["fifty", "--actor.lr", "1"], "--actor.lr: rlhf bisect does not use it"),
+        (["fifty", "--model", "x"], "rlhf bisect uses the run's own models"),
+    ],
+)
+def test_a_search_that_cannot_be_made_is_refused(place, fifty, words, said):
+    assert said in rlhf(place, "bisect", *words, code=2)
+
+
+def test_an_adapter_is_not_kept(place):
+    more = {"--actor.model": "quickstart", "--train.steps": 1, "--actor.lora.rank": 2}
+    rlhf(place, "train", *flags(place, "lora", **more))
+    built = rebuild(place / "lora/deltas", 1)
+    assert not [name for name in built.tensors if "lora" in name], "whole weights, merged"
+    (place / "merged").mkdir()
+    KEPT.write(place / "lora", 1, place / "merged")
+    assert not (place / "merged / "adapter_config.json").exists()
+    assert rlhf(place, "eval", "--checkpoint", "lora@0", "--eval.temperature", "0")
+    with pytest.raises(UserError, match="sync delta keeps whole models: leave --sync.adapter out"):
+        sync = Delta(Delta.Options()).start(WeightSyncStart(run_dir=place / "lora"))
+        settings = (place / "lora/config.yaml").read_text()
+        (place / "lora/config.yaml").write_text(settings.replace("adapter: merged", "adapter: adapter"))
+        sync._model()
