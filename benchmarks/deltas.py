@@ -5,8 +5,8 @@
     python benchmarks/deltas.py --lr 1e-7 --steps 8
 
 Each run is RLOO on a dense reward, the share of vowels, so that no step is without a gradient. The model is trained in float32 and
-sampled by the embedded engine; its weights are kept in the type that an engine in bfloat16 would get. ``changed`` is the
-share of values whose bits differ from the step before, ``packed`` what is written, ``plain`` the same without zlib, and ``whole`` all
+sampled by the embedded engine; its weights are kept in the type that an engine in bfloat16 would get. ``changed`` is the share of
+values whose bits differ from the step before, ``packed`` what is written, ``plain`` the same without zlib, and ``whole`` all
 weights, those under two names counted once. Every step is rebuilt and compared with the hash that was written.
 """
 
@@ -56,17 +56,18 @@ def measure(run: Path, lr: float, steps: int, threads: int) -> None:
         assert state.hash == record.hash
         moved = sum(int((bits_of(before.tensors[name]) != bits_of(now)).sum()) for name, now in state.tensors.items())
         values = sum(tensor.numel() for tensor in state.tensors.values())
-        packed = record.path.stat().st_size
-        shown = [
+        packed, plain, whole = record.path.stat().st_size, len(record.payload), state.bytes
+        sizes = [f"{size / 1e6:.2f}" for size in (packed, plain, whole)]
+        row = [
             f"{lr:g}",
-            step,
+            str(step),
             f"{moved / values:.2%}",
-            *(f"{size / 1e6:.2f}" for size in (packed, len(record.payload), state.bytes)),
+            *sizes,
+            f"{packed / whole:.2%}",
+            f"{times[step]:.1f}",
+            f"{seconds:.1f}",
         ]
-        print(
-            "| " + " | ".join(map(str, [*shown, f"{packed / state.bytes:.2%}", f"{times[step]:.1f}", f"{seconds:.1f}"])) + " |",
-            flush=True,
-        )
+        print("| " + " | ".join(row) + " |", flush=True)
         before = state
 
 

@@ -38,6 +38,7 @@ SLOW = {
     "tests/runtimes/test_wait_for_nodes.py": ("joins_late", "a cluster that a machine joins late"),
     "tests/test_notebook.py": ("", "the notebook, executed"),
     "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
+    "tests/weight_sync/test_delta.py": ("", "the sync delta with vLLM and on Ray"),
     "tests/engines/test_vllm_start.py": (
         r"two_devices|local_runtime_trains|cache_was.*\[True\]",
         "vLLM in processes of its own, and a run with it",

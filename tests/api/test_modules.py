@@ -20,6 +20,7 @@ MODULES = (
     "rlhf_host.rollouts",
     "rlhf_host.runs",
     "rlhf_host.trackers",
+    "rlhf_host.weight_sync",
 )
 
 

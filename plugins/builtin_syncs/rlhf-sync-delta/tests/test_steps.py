@@ -9,13 +9,13 @@ import os
 import numpy as np
 import pytest
 import torch
+from rlhf_authoring import ModuleEngine, module_source
 from rlhf_sync_delta import Delta
 from rlhf_sync_delta.files import DELTA, WHOLE, files_of, path_of, read, rebuild, steps_of
-from rlhf_sync_delta.states import bits_of, changed, with_changes
+from rlhf_sync_delta.states import changed, with_changes
 from safetensors.torch import save_file
 from torch import nn
 
-from rlhf_authoring import ModuleEngine, module_source
 from rlhf_host import RunError, UserError
 from rlhf_host.protocols import SyncTarget, WeightSyncStart
 
@@ -274,11 +274,11 @@ def test_a_damaged_or_missing_file_is_refused_by_name(tmp_path):
         train(run.model)
     damage(path_of(tmp_path, 2, DELTA))
     for step in (2, 3):
-        with pytest.raises(UserError, match="step-000002.delta is damaged: it is not as it was written"):
+        with pytest.raises(UserError, match=r"step-000002.delta is damaged: it is not as it was written"):
             rebuild(tmp_path, step)
     assert [rebuild(tmp_path, step).step for step in (1, 4, 5)] == [1, 4, 5]
     path_of(tmp_path, 2, DELTA).unlink()
-    with pytest.raises(UserError, match="step-000002.delta is missing"):
+    with pytest.raises(UserError, match=r"step-000002.delta is missing"):
         rebuild(tmp_path, 3)
     assert steps_of(tmp_path) == [0, 1, 4, 5]
 
@@ -323,7 +323,7 @@ def test_a_directory_of_another_run_is_refused(tmp_path):
         asyncio.run(sync.send(module_source(model), 0))
 
     begin("one")
-    with pytest.raises(RunError, match="has the steps of .*one: give this run another --sync.directory"):
+    with pytest.raises(RunError, match=r"has the steps of .*one: give this run another --sync.directory"):
         begin("other")
     begin("one")
 
@@ -345,7 +345,7 @@ def test_the_trainers_own_module_is_kept_and_not_sent(tmp_path):
 def test_what_would_do_nothing_is_refused():
     engine = ModuleEngine(Model())
     sync = Delta(Delta.Options(keep=False)).start(WeightSyncStart(run_dir=None))
-    with pytest.raises(UserError, match="sync.keep false weight sync delta would do nothing: leave --sync out"):
+    with pytest.raises(UserError, match=r"sync.keep false weight sync delta would do nothing: leave --sync out"):
         asyncio.run(sync.connect([SyncTarget("local", engine, in_place=True)]))
     with pytest.raises(UserError, match=r"has no directory: set --sync.directory"):
         asyncio.run(Delta(Delta.Options()).start(WeightSyncStart(run_dir=None)).connect([SyncTarget("one", engine)]))
