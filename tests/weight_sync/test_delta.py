@@ -23,7 +23,7 @@ def short():
 
 @pytest.mark.parametrize("place", ["vllm", "ray"])
 @pytest.mark.timeout(300)
-def test_engines_have_the_trainers_weights_after_every_sync(rlhf, small_run, tmp_path, short, place):
+def test_engines_have_the_trainers_weights_after_every_sync(rlhf, small_run, tiny_model, tmp_path, short, place):
     run, model = tmp_path / "run", write_tiny_model(tmp_path / "wide", hidden=128)  # vLLM has no narrower heads
     if place == "vllm":
         pytest.importorskip("vllm")
@@ -32,7 +32,8 @@ def test_engines_have_the_trainers_weights_after_every_sync(rlhf, small_run, tmp
         pytest.importorskip("ray")
         where = (*ON_RAY, "--ray.temp-dir", short, "--placement", "rollout=1")
     sync = ("--sync", "delta", "--sync.verify", "on", "--eval.at-start", "false")
-    rlhf.run(*small_run, "--model", model, "--train.steps", "3", "--run-dir", run, *sync, *where)
+    flags = [model if flag == tiny_model else flag for flag in small_run]
+    rlhf.run(*flags, "--train.steps", "3", "--run-dir", run, *sync, *where)
     assert steps_of(run / "deltas") == [0, 1, 2, 3]
     built, own = rebuild(run / "deltas", 3).tensors, load_file(run / "model/model.safetensors")
     kept = {tensor.dtype for tensor in built.values()}

@@ -196,24 +196,24 @@ def test_commands_take_the_model_of_a_step(place, fifty):
 
 def test_a_killed_run_goes_on_and_writes_its_steps_again(place):
     """Checkpoints of every third step; what was trained after the last one is trained again."""
-    more = {"--checkpoint.every": 3, "--train.steps": 40, "--actor.model": "quickstart"}
+    more = {"--checkpoint.every": 3, "--train.steps": 500, "--actor.model": "quickstart"}
     command = [sys.executable, "-m", "rlhf_host.cli.main", "train", *flags(place, "killed", **more)]
     process = subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    steps = place / "killed/deltas"
-    while not (place / "killed/checkpoints/step-000003").exists() or max(steps_of(steps)) % 3 == 0:
+    steps, deadline = place / "killed/deltas", time.monotonic() + 240
+    while not list((place / "killed/checkpoints").glob("step-*")) or steps_of(steps)[-1] % 3 == 0:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    (steps / "step-000099.delta").write_bytes(path_of(steps, 1, DELTA).read_bytes())
-    rlhf(place, "train", "--resume", "killed", "--train.steps", "9")
-    assert steps_of(steps) == list(range(10))
-    assert len(files_of(steps)) == 10
+    killed = steps_of(steps)[-1]
+    (steps / "step-000900.delta").write_bytes(path_of(steps, 1, DELTA).read_bytes())
+    rlhf(place, "train", "--resume", "killed", "--train.steps", killed + 3)
+    assert steps_of(steps) == list(range(killed + 4))
+    assert len(files_of(steps)) == killed + 4
     final = weights_of(place / "killed/model")
-    assert all(torch.equal(rebuild(steps, 9).tensors[name], tensor) for name, tensor in final.items())
-    for step in range(10):
+    assert all(torch.equal(rebuild(steps, killed + 3).tensors[name], tensor) for name, tensor in final.items())
+    for step in range(killed + 4):
         rebuild(steps, step)
 
 
@@ -245,10 +245,11 @@ def test_bisect_finds_the_step_at_which_a_run_broke(place):
         (["fifty", "--bad", "x"], "--bad x: should be a step whose weights are there"),
         (["fifty", "--good", "5", "--bad", "5"], "--good and --bad are both step 5: give two steps"),
         (["fifty", "--threshold", "much"], "--threshold much: should be a number"),
-        (["fifty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric (did you mean 'eval/reward/mean'"),
+        (["fifty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric; did you mean 'eval/reward/mean'"),
         (["fifty", "--threshold", "9"], "both below 9: give another --threshold, or other steps"),
         (["fifty", "--actor.lr", "1"], "--actor.lr: rlhf bisect does not use it"),
-        (["fifty", "--model", "x"], "rlhf bisect uses the run's own models"),
+        (["fifty", "--model", "x"], "--model: rlhf bisect does not use it"),
+        (["fifty", "--config", "grpo"], "rlhf bisect uses the run's own models and settings: leave --config out"),
     ],
 )
 def test_a_search_that_cannot_be_made_is_refused(place, fifty, words, said):

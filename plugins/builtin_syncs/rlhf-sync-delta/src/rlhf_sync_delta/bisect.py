@@ -168,7 +168,7 @@ def _greedy(config: RunConfig, line: CommandLine) -> RunConfig:
         config.eval.temperature = 0.0
     if "eval.n" not in chosen:
         config.eval.n, config.eval.k = 1, config.eval.k if "eval.k" in chosen else []
-    if any(name.partition(".")[0] == "reward" for name in chosen):
+    if any(name.startswith("reward") for name in chosen) and not any(name.startswith("eval.reward") for name in chosen):
         config.eval.reward = {}
     if not config.eval.data.sources:
         config.eval.data = config.data
