@@ -22,7 +22,7 @@ def short():
 
 
 @pytest.mark.parametrize("place", ["vllm", "ray"])
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_engines_have_the_trainers_weights_after_every_sync(rlhf, small_run, tiny_model, tmp_path, short, place):
     run, model = tmp_path / "run", write_tiny_model(tmp_path / "wide", hidden=128)  # vLLM has no narrower heads
     if place == "vllm":
