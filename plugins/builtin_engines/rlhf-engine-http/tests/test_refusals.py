@@ -1,0 +1,118 @@
+"""Servers, settings and runs that do not fit, refused by name before anything is sampled."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from rlhf_authoring import write_tiny_model
+from rlhf_engine_http import Http
+
+import rlhf_host
+from rlhf_host import UserError
+
+from .sglang import Sglang, free_port
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, "give an address, as in --engine.urls http://127.0.0.1:8000"),
+        ({"urls": "127.0.0.1:8000"}, "'127.0.0.1:8000' is no address of a server"),
+        ({"urls": "http://127.0.0.1:8000,http://127.0.0.1:8000/v1"}, "is given twice"),
+        ({"urls": "http://10.0.0.1:8000"}, "may be on another machine.*--engine.directory DIR"),
+        ({"urls": "http://127.0.0.1:8000", "key_env": "OF_NOBODY"}, r"OF_NOBODY \(--engine.key-env\) is not set"),
+    ],
+)
+def test_settings(options, why):
+    with pytest.raises(UserError, match=why):
+        Http(Http.Options(**options))
+
+
+def test_roles_and_runtimes_that_would_share_its_servers():
+    plugin = Http(Http.Options(urls="http://127.0.0.1:8000"))
+    roles = (SimpleNamespace(name="actor", generates=False), SimpleNamespace(name="opponent", generates=True))
+    with pytest.raises(UserError, match="the role opponent cannot be sampled from them"):
+        plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles)), {"actor": "cpu"})
+    with pytest.raises(UserError, match="--runtime local"):
+        plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles[:1])), {})
+
+
+def test_nothing_that_answers(rig):
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=f"engine http cannot use {url}: cannot be reached") as raised:
+        rig(url)
+    for command in ("VLLM_SERVER_DEV_MODE=1 vllm serve", "python -m sglang.launch_server"):
+        assert command in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"raw": True}, "log-probabilities do not depend on the temperature"),
+        ({"seeds": False}, r"a seed does not decide what it draws .*--enable-deterministic-inference"),
+        ({"key": "secret"}, "status 401: Unauthorized"),
+        ({"facts": {"speculative_algorithm": "EAGLE"}}, "it speculates"),
+        ({"facts": {"skip_tokenizer_init": True}}, "it has no tokenizer"),
+        ({"facts": {"context_length": None}}, "does not say how long its rows may be"),
+    ],
+)
+def test_servers_that_do_not_fit(tiny, rig, settings, why):
+    with Sglang(tiny, **settings) as server, pytest.raises(UserError, match=f"cannot use {server.url}: .*{why}"):
+        rig(server)
+
+
+def test_a_server_without_seeds_where_none_are_asked_for(tiny, rig, monkeypatch):
+    monkeypatch.setenv("THE_KEY", "secret")
+    with Sglang(tiny, seeds=False, key="secret") as server:
+        engine = rig(server, seeds=False, key_env="THE_KEY")
+        assert engine.gap(engine.sample()) < 1e-5
+        assert engine.sample() != engine.sample()
+
+
+def test_a_server_of_another_model(tiny, rig, tmp_path):
+    other = write_tiny_model(tmp_path / "other", layers=3)
+    with Sglang(other) as server, pytest.raises(UserError, match="num_hidden_layers 3, and the run's 2: it is another one"):
+        rig(server)
+
+
+def test_a_server_of_another_protocol(tiny, rig):
+    with Sglang(tiny) as server, pytest.raises(UserError, match=f"cannot use {server.url}.*status 404.*VLLM_SERVER_DEV_MODE"):
+        rig(server, protocol="vllm")
+
+
+def test_a_context_that_is_shorter_than_the_models(tiny, rig):
+    with Sglang(tiny, facts={"context_length": 20}) as server:
+        engine = rig(server)
+        assert engine.engine.context_length == 20
+        with pytest.raises(UserError, match="a prompt of 20 tokens leaves no room in the engine's 20 positions"):
+            engine.sample([[5] * 20])
+
+
+def test_a_precision_that_is_not_exact(tiny, rig):
+    with Sglang(tiny, facts={"dtype": "bfloat16"}) as server:
+        assert not rig(server).engine.exact
+
+
+def test_a_run_is_refused_before_it_begins(tiny, learner, tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(UserError, match=f"cannot use {url}"):
+        rlhf_host.train(
+            algo=learner,
+            rewards=lambda text: 0.0,
+            model=tiny,
+            data=[{"prompt": "1+1="}],
+            engine={"name": "http", "urls": url},
+            rollout={"n": 2, "max_new_tokens": 4},
+            train={"steps": 1, "batch_size": 1},
+            run_dir=tmp_path / "run",
+        )
+
+
+def test_what_a_server_says_is_shown_in_one_line(rig, tiny):
+    with Sglang(tiny) as server:
+        engine = rig(server)
+        server.faults = [lambda answer: 400]
+        with pytest.raises(UserError) as raised:
+            engine.sample()
+    assert "/generate answered with status 400: out of memory" in str(raised.value)
+    assert json.dumps(str(raised.value)).count("\\n") == 0
