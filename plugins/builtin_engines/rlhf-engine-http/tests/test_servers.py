@@ -236,14 +236,23 @@ def test_a_group_stays_on_its_server(tiny, rig):
 
 def test_a_run_trains_from_a_server_that_is_killed_and_comes_back(tiny, server, learner, tmp_path, quick):
     """The mismatch of every step is that of engine and trainer, on the tokens that were sampled."""
-    syncs = []
+    killed = []
+
+    def crash(answer):
+        killed.append(server.label)
+
+        def again():
+            server.kill()
+            time.sleep(0.3)
+            server.start()
+
+        threading.Thread(target=again).start()
+        return 30.0
 
     def reward(text):
-        if len(server.loaded) == 3 and not syncs:
-            syncs.append(1)
-            server.kill()
-            threading.Timer(0.3, server.start).start()
-        return float(text.count("1"))
+        if len(server.loaded) == 3 and not killed:
+            server.faults = [crash]
+        return float(sum(character in "aeiou" for character in text))
 
     run = rlhf_host.train(
         algo=learner,
@@ -253,11 +262,14 @@ def test_a_run_trains_from_a_server_that_is_killed_and_comes_back(tiny, server, 
         engine={"name": "http", "urls": server.url},
         rollout={"n": 4, "max_new_tokens": 6},
         train={"steps": 6, "batch_size": 2},
+        actor={"lr": 0.01},
         sync={"verify": "on"},
         run_dir=tmp_path / "run",
     )
     assert [row["version"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
     assert max(row["mismatch/max"] for row in run.metrics) < 1e-4
-    assert any(row["grad_norm"] > 0 for row in run.metrics)
-    assert syncs == [1]
+    assert sum(row["grad_norm"] > 0 for row in run.metrics) == 6
+    (label,) = killed
+    version = label.rpartition("-")[2].zfill(6)
+    assert [path.endswith(version) for path in server.loaded].count(True) == 2
     assert len(server.loaded) == 8
