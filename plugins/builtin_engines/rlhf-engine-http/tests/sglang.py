@@ -32,7 +32,7 @@ class Sglang:
         self.faults, self.paths, self.loaded = [], [], []
         self.broken_loads = self.wrong_loads = 0
         self.runner = None
-        self.up = False
+        self.up = self.hangs = False
 
     def __enter__(self):
         self._loop = asyncio.new_event_loop()
@@ -74,6 +74,8 @@ class Sglang:
     @web.middleware
     async def _keyed(self, request, handler):
         self.paths.append(request.path)
+        while self.hangs:
+            await asyncio.sleep(0.05)
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)

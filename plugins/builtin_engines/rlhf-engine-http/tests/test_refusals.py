@@ -28,13 +28,16 @@ def test_settings(options, why):
         Http(Http.Options(**options))
 
 
-def test_roles_and_runtimes_that_would_share_its_servers():
+def test_roles_and_placements_that_would_share_its_servers():
     plugin = Http(Http.Options(urls="http://127.0.0.1:8000"))
     roles = (SimpleNamespace(name="actor", generates=False), SimpleNamespace(name="opponent", generates=True))
     with pytest.raises(UserError, match="the role opponent cannot be sampled from them"):
-        plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles)), {"actor": "cpu"})
-    with pytest.raises(UserError, match="--runtime local"):
-        plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles[:1])), {})
+        plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles), placement=()), {"actor": "cpu"})
+    for text in ("rollout=2", "actor+rollout=1"):
+        start = SimpleNamespace(needs=SimpleNamespace(roles=roles[:1]), placement=(text,))
+        with pytest.raises(UserError, match=r"would make several engines for the same servers.* --placement rollout=1:cpu"):
+            plugin.check(start, {})
+    plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles[:1]), placement=("actor=2", "rollout=1:cpu")), {})
 
 
 def test_nothing_that_answers(rig):

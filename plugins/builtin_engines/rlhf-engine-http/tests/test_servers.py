@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from rlhf_engine_http import fleet
 
 import rlhf_host
 from rlhf_host import RunError, Sampling, UserError
@@ -123,6 +124,17 @@ def test_a_killed_server_has_its_requests_taken_over(tiny, rig, caplog):
         assert engine.sample() == engine.sample()
     assert f"{one.url} is left out" in caplog.text
     assert "requests go to 1 other servers" in caplog.text
+
+
+def test_a_server_that_hangs_is_given_up(tiny, rig, monkeypatch):
+    monkeypatch.setattr(fleet, "BEAT_S", 0.2)
+    monkeypatch.setattr(fleet, "SILENT_S", 0.2)
+    with Sglang(tiny) as one, Sglang(tiny) as other:
+        engine = rig(one, other)
+        expected = engine.sample()
+        one.hangs = True
+        assert engine.sample() == expected
+        one.hangs = False
 
 
 def test_a_server_that_comes_back_gets_the_weights_before_it_answers(rig, server, caplog):

@@ -73,8 +73,13 @@ class Http:
                 f"engine http: its servers hold the actor's weights, so the role {other} cannot be sampled from them; choose"
                 " another --engine"
             )
-        if "actor" not in devices:
-            raise UserError("engine http works on --runtime local: several engines would share the same servers")
+        for text in start.placement:
+            roles, _, rest = text.partition("=")
+            if "rollout" in roles.split("+") and (roles != "rollout" or rest.split(":")[0] != "1"):
+                raise UserError(
+                    f"engine http: --placement {text} would make several engines for the same servers, or keep devices for"
+                    " them; give --placement rollout=1:cpu"
+                )
 
     def start(self, start: EngineStart) -> Engine:
         from rlhf_engine_http.engine import HttpEngine

@@ -11,10 +11,12 @@ import aiohttp
 
 SHOWN = 300
 """Characters of a server's own message that are shown."""
+IDLE_S = 3.0
+"""Seconds after which an unused connection is closed: uvicorn, under vLLM and SGLang, closes its end after 5."""
 
 
 class NoAnswer(Exception):
-    """No usable answer, which another try may give. ``gone``: nothing could be reached."""
+    """No usable answer, which another try may give. ``gone``: no connection was made."""
 
     def __init__(self, why: str, *, gone: bool = False):
         super().__init__(why)
@@ -55,7 +57,8 @@ class Connection:
             Refusal: the status is one from 300 to 499, but not "too early" or "too many".
         """
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self._headers)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         where = f"{self.url}{path.partition('?')[0]}"
         try:
             async with (
@@ -68,7 +71,8 @@ class Connection:
         except TimeoutError as error:
             raise NoAnswer(f"{where} did not answer in {timeout_s:g} s") from error
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
-            raise NoAnswer(f"{where} ended in the middle of an answer", gone=True) from error
+            # Also of a server that closes a connection which was not used for long: another look tells whether it is gone.
+            raise NoAnswer(f"{where} ended in the middle of an answer") from error
         except (OSError, aiohttp.ClientError) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise NoAnswer(f"{self.url} cannot be reached ({' '.join(why.split())})", gone=True) from error

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from rlhf_engine_http.answers import Answer
 from rlhf_engine_http.connection import Connection
@@ -31,14 +31,14 @@ class Facts:
 class Dialect(Protocol):
     """One kind of servers."""
 
-    name: ClassVar[str]
-    truncates: ClassVar[bool]
+    name: str
+    truncates: bool
     """True if log-probabilities under top-k, top-p and min-p are of what they leave."""
-    bounded: ClassVar[bool]
+    bounded: bool
     """True if it refuses a token outside its vocabulary, so that it can be asked for one."""
-    generate: ClassVar[str]
+    generate: str
     """Path of requests for completions."""
-    health: ClassVar[str]
+    health: str
 
     def command(self, model: str, url: str) -> str:
         """Returns the command that starts a fitting server."""
@@ -94,6 +94,9 @@ class Vllm:
                 f"its log-probabilities are {model['logprobs_mode']}, not those of the distribution that tokens are drawn from"
                 " (--logprobs-mode processed_logprobs)"
             )
+        for name, value in (("logits-processors", model), ("watermark-config", answer["vllm_config"])):
+            if value.get(name.replace("-", "_")):
+                raise UserError(f"it does not draw from the model's own distribution (leave --{name} out)")
         if answer["vllm_config"].get("speculative_config"):
             raise UserError("it speculates, and no sync reaches its draft model (leave --speculative-config out)")
         full = model["dtype"] == "torch.float32" and model["quantization"] is None and cache["cache_dtype"] == "auto"
@@ -227,4 +230,4 @@ class Sglang:
         return str((await connection.get("/get_model_info"))["weight_version"])
 
 
-DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (Vllm(), Sglang())}
+DIALECTS: dict[str, Dialect] = {Vllm.name: Vllm(), Sglang.name: Sglang()}

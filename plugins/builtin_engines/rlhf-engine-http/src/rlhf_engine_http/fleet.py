@@ -29,6 +29,10 @@ LOOK_S = 2.0
 """Seconds between two looks at a server that does not answer."""
 LINE_S = 15.0
 """Seconds between two lines about it."""
+BEAT_S = 10.0
+"""Seconds between two looks at servers that have requests; one that is silent twice is given up."""
+SILENT_S = 30.0
+"""Seconds after which a server that is looked at counts as silent."""
 HOMES = 100_000
 """Number of groups whose server is remembered."""
 GAPS = {True: 1e-3, False: 0.1}
@@ -83,6 +87,10 @@ class Server:
     trouble: str = ""
     """What is wrong while it is down."""
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
+    calls: set[asyncio.Future[Any]] = field(default_factory=set, repr=False)
+    """Requests that wait for its answers."""
+    misses: int = 0
+    """Number of looks in a row at which it was silent."""
 
     @property
     def url(self) -> str:
@@ -103,6 +111,10 @@ class Fleet:
         self._run = uuid.uuid4().hex[:8]
         self._homes: dict[Hashable, Server] = {}
         self._changed = asyncio.Condition()
+        """Notified when a server comes or goes, and when no request is left."""
+        self._room = asyncio.Condition()
+        """Notified when a server may have room for a request."""
+        self._beats: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
         self._out_since: float | None = None
         self._closed = False
@@ -115,6 +127,7 @@ class Fleet:
                 raise one
         self.servers = [one for one in found if isinstance(one, Server)]
         self._out_since = time.monotonic()
+        self._beats = asyncio.ensure_future(self._beat())
 
     @property
     def context_length(self) -> int:
@@ -149,10 +162,12 @@ class Fleet:
                     await asyncio.sleep(min(PAUSE_S * 2 ** (failures[server.url] - 1), PAUSES_S))
                 finally:
                     server.open -= 1
-                    await self._tell()
+                    async with self._room:
+                        self._room.notify()
         finally:
             self.unanswered -= 1
-            await self._tell()
+            if not self.unanswered:
+                await self._tell()
 
     async def bring(self, directory: Path, version: int) -> None:
         """Has all servers load the weights in ``directory``, when no request is unanswered. A server that is down gets them when
@@ -186,7 +201,7 @@ class Fleet:
     async def close(self) -> None:
         self._closed = True
         await self._tell()
-        watches = [server.watch for server in self.servers if server.watch is not None]
+        watches = [task for task in (self._beats, *(server.watch for server in self.servers)) if task is not None]
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
@@ -209,10 +224,8 @@ class Fleet:
                     del self._homes[next(iter(self._homes))]
                 server.open += 1
                 return server
-            async with self._changed:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._changed.wait()
+            async with self._room:
+                await self._room.wait()
 
     async def _any_serving(self) -> None:
         while not any(server.state == "serving" for server in self.servers):
@@ -234,8 +247,9 @@ class Fleet:
         self._out_since = None
 
     async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        for condition in (self._changed, self._room):
+            async with condition:
+                condition.notify_all()
 
     async def _ask(self, server: Server, request: Request) -> Generation:
         weights, sampling = self.weights, request.sampling
@@ -248,7 +262,7 @@ class Fleet:
         most = min(sampling.max_new_tokens, self.context_length - len(request.token_ids))
         body = server.dialect.body(request, most, sorted(self.model.ends), seeded=self.options.seeds)
         try:
-            reply = await server.connection.post(server.dialect.generate, body, timeout_s=self.options.timeout_s)
+            reply = await self._call(server, body)
             answer = _read(server, reply)
             if answer.labels != {weights.label}:
                 await self._restarted(server, answer.labels)
@@ -261,6 +275,37 @@ class Fleet:
         except Refusal as error:
             raise UserError(f"engine http: {error}") from error
         return Generation(tokens, logprobs, [weights.version] * len(tokens), reason)  # type: ignore[arg-type]
+
+    async def _call(self, server: Server, body: dict[str, Any]) -> Any:
+        """Returns the server's answer. Raises ``NoAnswer`` when the server is given up meanwhile."""
+        call = asyncio.ensure_future(server.connection.post(server.dialect.generate, body, timeout_s=self.options.timeout_s))
+        server.calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if server.state == "down" and not (task is not None and task.cancelling()):
+                raise NoAnswer(server.trouble) from None
+            raise
+        finally:
+            call.cancel()
+            server.calls.discard(call)
+
+    async def _beat(self) -> None:
+        """Looks at servers that have requests: one whose machine is gone, or that hangs, would be waited for without end."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await asyncio.gather(*(self._look(server) for server in self.servers if server.state == "serving" and server.open))
+
+    async def _look(self, server: Server) -> None:
+        try:
+            await server.connection.get(server.dialect.health, timeout_s=SILENT_S)
+        except (NoAnswer, Refusal) as error:
+            server.misses += 1
+            if server.misses > 1:
+                await self._down(server, str(error))
+        else:
+            server.misses = 0
 
     async def _restarted(self, server: Server, labels: frozenset[str]) -> None:
         """Notes that a server has other weights than it should; it gets no request until it has them again."""
@@ -283,10 +328,12 @@ class Fleet:
     async def _down(self, server: Server, trouble: str) -> None:
         if server.state == "down" or self._closed:
             return
-        server.state, server.trouble = "down", trouble
+        server.state, server.trouble, server.misses = "down", trouble, 0
         others = sum(each.state == "serving" for each in self.servers)
         left = f"requests go to {others} other servers" if others else f"requests wait, up to {self.options.wait_s:g} s"
         log.warning("engine http: %s is left out (%s); %s", server.url, trouble, left)
+        for call in list(server.calls):
+            call.cancel()
         if server.watch is None or server.watch.done():
             server.watch = asyncio.ensure_future(self._watch(server))
         await self._tell()
