@@ -19,8 +19,13 @@ from .sglang import free_port
 
 pytest.importorskip("vllm")
 
-READY_S = 500.0
+READY_S = 900.0
 PROMPTS = [f"{number}+{number}=" for number in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """Seconds between looks and lines are those of a run."""
 
 
 class VllmServe:

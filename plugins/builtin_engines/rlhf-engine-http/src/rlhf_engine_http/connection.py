@@ -42,6 +42,7 @@ class Connection:
         self.url = url
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def get(self, path: str, *, timeout_s: float = 30.0) -> Any:
         return await self.ask("GET", path, None, timeout_s)
@@ -56,6 +57,8 @@ class Connection:
             NoAnswer: nothing was reached, or in time, or whole, or the server failed.
             Refusal: the status is one from 300 to 499, but not "too early" or "too many".
         """
+        if self._closed:
+            raise NoAnswer("the engine is closed", gone=True)
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
@@ -89,6 +92,7 @@ class Connection:
             raise NoAnswer(f"{where} answered with something that is no JSON: {_short(content)!r}") from error
 
     async def close(self) -> None:
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None

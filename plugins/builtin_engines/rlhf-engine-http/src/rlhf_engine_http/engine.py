@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,6 +21,8 @@ from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
 
 T = TypeVar("T")
 
+CLOSE_S = 10.0
+"""Seconds that requests have to end in."""
 PROBE = 128
 """Tokens of the prompt on which servers are compared: several blocks of any cache, so that a stale one shows."""
 
@@ -130,14 +131,14 @@ class HttpEngine:
         """Ends the loop and its thread, and removes the files."""
 
         async def stop() -> None:
-            await self._fleet.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            if others:
+                await asyncio.wait(others, timeout=CLOSE_S)
+            await self._fleet.close()
 
-        with contextlib.suppress(RuntimeError):
-            self._do(stop())
+        self._do(stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

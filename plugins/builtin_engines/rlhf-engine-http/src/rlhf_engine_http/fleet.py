@@ -199,12 +199,8 @@ class Fleet:
         await self._any_serving()
 
     async def close(self) -> None:
+        """Closes the connections. Whoever calls it has cancelled what waits."""
         self._closed = True
-        await self._tell()
-        watches = [task for task in (self._beats, *(server.watch for server in self.servers)) if task is not None]
-        for watch in watches:
-            watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
         for connection in self._connections:
             await connection.close()
 
