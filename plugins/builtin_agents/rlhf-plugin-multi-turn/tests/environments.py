@@ -88,6 +88,67 @@ class AgentExecutor(MultiTurnAgentExecutor):
         super().__init__(AgentInstance)
 
 
+class Late(AgentInstance):
+    """As the pages of OpenRLHF print it: an async ``__init__``."""
+
+    async def __init__(self, *args, **kwargs):
+        self.turns = 0
+
+
+class Patient(Late):
+    """Leaves each answer all the room that there is."""
+
+    async def step(self, states: dict, **kwargs):
+        told = await super().step(states)
+        told["sampling_params"].max_tokens = 100
+        return told
+
+
+class LateExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Late)
+
+
+class Older(AgentExecutorBase):
+    """As the pages of OpenRLHF up to 0.9.2 print it."""
+
+    def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue):
+        super().__init__(Patient, max_steps, max_length, llm_engine, hf_tokenizer, result_queue)
+
+    async def execute(self, prompt, label, sampling_params):
+        return await super().execute(prompt, label, sampling_params)
+
+
+class OlderOwn(Older):
+    """An ``execute`` of its own that asks twice."""
+
+    async def execute(self, prompt, label, sampling_params):
+        ids = self.hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        for _ in range(2):
+            sampling_params.max_tokens = 3
+            output = (await self.generate(ids, sampling_params)).outputs[0]
+            ids = ids + output.token_ids
+        logs = {"room": self.max_length}
+        await self.result_queue.put(
+            {"observation_tokens": ids, "reward": torch.tensor([0.5]), "scores": 0.25, "extra_logs": logs}
+        )
+
+
+class Silent(Older):
+    async def execute(self, prompt, label, sampling_params):
+        await self.generate(self.hf_tokenizer(prompt, add_special_tokens=False)["input_ids"], sampling_params)
+
+
+class Stranger(Older):
+    def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue, server):
+        super().__init__(max_steps, max_length, llm_engine, hf_tokenizer, result_queue)
+
+
+class Deaf(Older):
+    def __init__(self, max_steps):
+        pass
+
+
 class Own(AgentExecutorBase):
     """An execute of its own."""
 

@@ -67,7 +67,7 @@ def test_an_environment_without_a_reward_is_judged_by_plugins(play):
 # --- OpenRLHF ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["AgentInstance", "AgentExecutor"])
+@pytest.mark.parametrize("name", ["AgentInstance", "AgentExecutor", "Late", "LateExecutor"])
 def test_an_instance_of_openrlhf_steps_until_it_is_done(play, name):
     rows = play(name)
     assert {len(row.actions) for row in rows} <= {1, 2, 3}
@@ -93,6 +93,31 @@ def test_an_execute_of_its_own_has_the_policy_as_its_engine(play):
     assert [row.reward for row in rows] == [float(row.task.ground_truth in row.text) for row in rows]
 
 
+def test_an_executor_that_is_made_with_its_engine_plays_as_an_instance_does(play):
+    """Up to OpenRLHF 0.9.2; the reward is the sum at the end, and the same answers are sampled."""
+    rows, same = play("Older"), play("Patient")
+    assert [
+        [part.token_ids for part in row.completion][: len(other.completion)] for row, other in zip(rows, same, strict=True)
+    ] == [[part.token_ids for part in other.completion] for other in same]
+    assert [row.reward for row in rows] == [row.reward for row in same]
+    assert [row.score for row in rows] == [row.score for row in same]
+    assert all(row.metrics["turns"] == len(row.actions) for row in rows)
+
+
+def test_an_older_execute_of_its_own_puts_its_result_into_the_queue(play):
+    for row in play("OlderOwn", **{"rollout.max_tokens": 40}):
+        assert row.reward == 0.5
+        assert row.score == 0.25
+        assert row.metrics["room"] == 40
+        assert len(row.actions) == 2
+        assert all(len(part.token_ids) <= 3 for part in row.actions)
+
+
+def test_an_older_execute_without_a_result_fails_its_episode(play):
+    with pytest.raises(RunError, match="execute put 0 results into result_queue: one is needed for each episode"):
+        play("Silent")
+
+
 def test_tokens_that_nobody_sampled_are_no_rollout(play):
     with pytest.raises(RunError, match="observation_tokens are not what the policy saw and sampled"):
         play("Spoiled")
@@ -112,6 +137,8 @@ def test_a_function_and_hooks(play):
         ("talk", r"--agent openai_agent --agent.function environments.py:talk"),
         ("Nothing", r"Nothing is no environment; one is a class with reset.*AgentExecutor \(OpenRLHF\).*hookimpl"),
         ("Missing", "has no 'Missing'; it has Counter"),
+        ("Stranger", "Stranger needs server when it is made; OpenRLHF gives max_steps, max_length"),
+        ("Deaf", "Deaf does not take max_length, llm_engine, hf_tokenizer, result_queue"),
     ],
 )
 def test_what_is_no_environment(name, message):
