@@ -297,6 +297,13 @@ def log_trajectories(step: int, split: str, trajectories: Sequence[Trajectory]) 
 
 
 @hookspec(calls="each", gives=(Mapping, None))
+def saved_config(role: str) -> Mapping[str, Any] | None:
+    """Return fields, JSON values, that the ``config.json`` of a saved role gets in a checkpoint: the mean of a reward model's
+    scores, say. They replace fields of the same name. An adapter has no such file.
+    """
+
+
+@hookspec(calls="each", gives=(Mapping, None))
 def state_dict() -> Mapping[str, Any]:
     """Return the state to save in a checkpoint: plain values, lists, dicts and tensors.
 

@@ -57,7 +57,7 @@ SLOW = {
     "tests/cli/test_offline.py": ("under_ray", "rows on Ray"),
     "tests/cli/test_distill.py": ("under_ray", "a teacher on Ray"),
     "tests/cli/test_chosen_rows.py": ("under_ray", "chosen rows on Ray"),
-    "tests/cli/test_following_roles.py": ("under_ray", "roles that follow another, and rows beside, on Ray"),
+    "tests/cli/test_following_roles.py": ("under_ray", "roles that follow another, rows beside and scaled rewards, on Ray"),
     "tests/cli/test_recipes.py": ("takes_two_small_steps", "recipes, two small steps of each"),
     "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py": (
         "reports_on_this_machine",

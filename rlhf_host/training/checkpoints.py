@@ -84,6 +84,7 @@ def copy_checkpoint(
     save_roles: Mapping[str, Callable[[Path], Writer | None]],
     save_state: Callable[[Path], Writer | None],
     save_pending: Callable[[Path], None],
+    fields: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Callable[[], Path]:
     """Copies everything that ``checkpoints/step-NNNNNN`` will contain. Returns a function that writes it, on any thread; call
     it once.
@@ -95,6 +96,7 @@ def copy_checkpoint(
             it.
         save_state: the same for optimizers and schedules.
         save_pending: writes groups that were sampled but not trained into a directory.
+        fields: role → fields that its ``config.json`` gets.
 
     Raises:
         RunError: it cannot be written, or the weights diverged. Both are raised here or by the returned function.
@@ -122,6 +124,7 @@ def copy_checkpoint(
                     writer()
             for name, model in models.items():
                 _refuse_diverged(directory / model, name, step)
+                _add_fields(directory / model / "config.json", (fields or {}).get(name, {}))
             torch.save(dict(tensors), directory / TRAINER)
             names = sorted(str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file())
             manifest = "".join(f"{digest}  {name}\n" for name, digest in _hashes(directory, names).items())
@@ -129,6 +132,11 @@ def copy_checkpoint(
         return path
 
     return write
+
+
+def _add_fields(path: Path, fields: Mapping[str, Any]) -> None:
+    if fields and path.is_file():
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}, indent=2) + "\n")
 
 
 def link_model(run_dir: Path, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import time
@@ -173,16 +174,28 @@ class CheckpointKeeper:
         state["config"] = self.parts.config.model_dump(mode="json")
         savers = {need.name: partial(self.parts.runtime.save_role, need.name) for need in kept_roles(self.parts.needs)}
         pending = partial(write_pending, self._position["finished"])
+        fields = {name: self._fields(name) for name in savers}
         try:
             self.parts.ledger.flush()
             write = copy_checkpoint(
-                self.parts.run_dir, progress.step, state, tensors, savers, self.parts.runtime.save_state, pending
+                self.parts.run_dir, progress.step, state, tensors, savers, self.parts.runtime.save_state, pending, fields
             )
         except RunError as error:
             self._fail(error, needed)
         else:
             self._saving = Saving(progress.step, self._work(write), here=self.parts.config.debug)
         self.waited_s += time.perf_counter() - started
+
+    def _fields(self, role: str) -> dict[str, Any]:
+        """Returns what plugins add to the role's ``config.json``. Raises ``RunError`` for what is no JSON."""
+        fields: dict[str, Any] = {}
+        for key, own in self.parts.manager.each("saved_config", role=role):
+            try:
+                json.dumps(dict(own), allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise RunError(f"{key} gave values from saved_config that JSON cannot hold: {error}") from error
+            fields |= own
+        return fields
 
     def settle(self, *, needed: bool = False) -> None:
         """Waits for the checkpoint that is being written, if there is one. Arguments and errors as of ``save``."""

@@ -1,4 +1,6 @@
-"""Roles that follow the actor, read other prompts, or train on rows beside, over two ranks: as in one process."""
+"""Roles that follow the actor, read other prompts, or train on rows beside, and scaled rewards, over two ranks: as in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,16 @@ CASES = {
     "reference": (*REFERENCE, "--kl.coef", "0.1"),
     "live": (*SELF, "1"),
     "average": (*SELF, "0.25", "--algo.top-k", "6"),
+    "scaled": (
+        "--algo",
+        "rloo",
+        "--with",
+        "reward_scaling",
+        "--reward-scaling.normalize",
+        "running",
+        "--reward-scaling.high",
+        "1",
+    ),
     "beside": ("--algo", "rloo", "--with", "ptx", "--ptx.rows", "6", "--train.minibatches", "2"),
 }
 
@@ -35,6 +47,7 @@ def metrics(run):
         ("live", "deepspeed"),
         ("average", "fsdp"),
         ("beside", "deepspeed"),
+        ("scaled", "torch"),
     ],
 )
 def test_two_ranks_under_ray_train_as_one_process_does_and_resume(rlhf, tiny_model, prompts, tmp_path, case, backend):
@@ -46,12 +59,15 @@ def test_two_ranks_under_ray_train_as_one_process_does_and_resume(rlhf, tiny_mod
     common += ["--actor.lr", "1e-3", "--actor.adam-eps", "1e-4", "--kernels", "none", "--checkpoint.every", "2"]
     rlhf.run(*common, "--run-dir", tmp_path / "one")
     split = ("--backend.zero-stage", "3") if backend == "deepspeed" else ()
-    placed = ("--placement", {"beside": "actor=2", "reference": "actor+reference=2"}.get(case, "actor+teacher=2"))
+    placed = (
+        "--placement",
+        {"beside": "actor=2", "scaled": "actor=2", "reference": "actor+reference=2"}.get(case, "actor+teacher=2"),
+    )
     rlhf.run(*common, *RAY, "--backend", backend, *split, *placed, "--placement", "rollout=1", "--run-dir", tmp_path / "two")
     rlhf.run("train", "--resume", tmp_path / "two", "--train.steps", "4")
     rlhf.run("train", "--resume", tmp_path / "one", "--train.steps", "4")
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
-        for name in ("reward/mean", "loss", "grad_norm", "kl", "teacher/taught", "divergence", "ptx/nll"):
+        for name in ("reward/mean", "loss", "grad_norm", "kl", "teacher/taught", "divergence", "ptx/nll", "advantages/std"):
             assert (name in one) == (name in two), name
             if name in one:
                 assert two[name] == pytest.approx(one[name], rel=2e-3, abs=1e-5), (name, one["step"])

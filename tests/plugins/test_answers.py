@@ -151,6 +151,7 @@ FIT = {
     "state_dict": {"None", "dict"},
     "rewrite_prompts": {"None", "dict"},
     "rows_beside": {"None"},
+    "saved_config": {"None", "dict"},
 }
 """What of these a hook may answer; what is in it is checked where it is used."""
 

@@ -1,13 +1,18 @@
 """Training of reward models against hand-worked values."""
 
 import importlib.metadata
+import json
 import math
+import statistics
 
 import pytest
 import torch
+from rlhf_authoring import write_tiny_model
 from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_reward_model_training import RewardModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import rlhf_host
 from rlhf_host import LossTerm, Metric, Outputs
 
 NAN = float("nan")
@@ -47,7 +52,49 @@ def test_the_loss_is_the_logistic_loss_of_the_scores(batch):
         "scores/margin": [1.5, -2.0],
         "scores/chosen": [2.0, -3.0],
         "scores/rejected": [0.5, -1.0],
+        "scores/mean": [1.25, -2.0],
+        "scores/square": [2.125, 5.0],
     }
+
+
+def test_an_evaluation_gives_the_mean_and_deviation_that_are_saved():
+    plugin = RewardModel(RewardModel.Options())
+    assert not plugin.saved_config("actor")
+    plugin.log_metrics(1, {"scores/mean": 9.0, "scores/square": 99.0})
+    assert not plugin.saved_config("actor"), "training is no evaluation"
+    scores = [2.0, -1.0, 0.5, -3.0]
+    plugin.log_metrics(
+        2, {"eval/scores/mean": statistics.fmean(scores), "eval/scores/square": statistics.fmean(s * s for s in scores)}
+    )
+    expected = {"mean": pytest.approx(statistics.fmean(scores)), "std": pytest.approx(statistics.pstdev(scores))}
+    assert plugin.saved_config("actor") == expected
+    assert plugin.saved_config("reference") is None
+    again = RewardModel(RewardModel.Options())
+    again.load_state_dict(plugin.state_dict())
+    assert again.saved_config("actor") == expected
+    plugin.log_metrics(3, {"eval/scores/mean": 1.0, "eval/scores/square": 1.0})
+    assert plugin.saved_config("actor") == expected, "no deviation is 0"
+
+
+def test_a_trained_model_has_the_statistics_of_its_scores_in_its_file(tmp_path):
+    """The scores are those of transformers alone."""
+    model = write_tiny_model(tmp_path / "tiny")
+    rows = [{"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": f"{n}"} for n in range(6)]
+    fixed = {"train.threads": 1, "train.batch_size": 3, "train.steps": 2, "actor.lr": 1e-2, "eval.every": 2}
+    data = {"data": rows, "eval.data": rows[:4], "algo": "rm", "model": model, "run_dir": str(tmp_path / "run")}
+    rlhf_host.train(**data, **fixed)
+    saved = tmp_path / "run" / "model"
+    config = json.loads((saved / "config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    judge = AutoModelForSequenceClassification.from_pretrained(saved)
+    scores = []
+    for row in rows[:4]:
+        for name in ("chosen", "rejected"):
+            ids = [*tokenizer(row["prompt"] + row[name], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            with torch.no_grad():
+                scores.append(float(judge(input_ids=torch.tensor([ids])).logits[0, 0]))
+    assert config["mean"] == pytest.approx(statistics.fmean(scores), abs=1e-5)
+    assert config["std"] == pytest.approx(statistics.pstdev(scores), rel=1e-3)
 
 
 def test_a_margin_counts_for_the_pairs_that_have_one(batch):

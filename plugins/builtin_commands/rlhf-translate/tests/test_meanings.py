@@ -371,3 +371,102 @@ def test_options_of_a_plugin_that_is_asked_for_are_kept(translated, script, comm
     own = flat(values)
     assert {key: own[key] for key in expected} == expected
     assert "algo:grpo needs groups" not in said or "remax" not in command
+
+
+AVERAGED = f"{PPO} --advantage_estimator rloo --n_samples_per_prompt 8 --rollout_batch_size 128 --enable_ema"
+SAMPLED = f"{GRPO} --beta 0.1 --num_processes 1 --per_device_train_batch_size 8 --num_generations 8 --sync_ref_model"
+OPTIM = f"{ACTOR}optim.optimizer"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        # OpenRLHF moves the average after each update: four of them in a step are 0.9^4
+        (f"{AVERAGED} --train_batch_size 256 --ema_beta 0.9", {"with.ema.decay": 0.6561}),
+        (f"{AVERAGED} --train_batch_size 1024", {"with.ema.decay": 0.992}),
+        (f"{NEW} --train.enable_ema --train.batch_size 1024", {"with.ema.decay": 0.992}),
+        (f"{NEW} --train.ema_beta 0.9", {"with.ema.decay": None}),
+        (
+            f"{PPO} --pretrain_data q.jsonl --ptx_coef 0.2 --rollout_batch_size 16 --n_samples_per_prompt 4 --max_epochs 2",
+            {"with.ptx.data": "q.jsonl", "with.ptx.coef": 0.2, "with.ptx.rows": 128},
+        ),
+        (f"{PPO} --pretrain_data q.jsonl,r.jsonl", {"with.ptx.data": None}),
+        (f"{PPO} --ptx_coef 0.2", {"with.ptx.coef": None}),
+        (
+            f"{ROWS.format('sft')} --pretrain_mode --input_key body",
+            {"data.format": "text", "data.prompt_key": "body", "data.template": None},
+        ),
+        (f"{ROWS.format('sft')} --model.pretrain_mode_enable", {"data.format": "text", "data.prompt_key": "input"}),
+        # TRL counts the reference's steps in updates
+        (
+            f"{SAMPLED} --ref_model_sync_steps 64 --gradient_accumulation_steps 4 --steps_per_generation 16",
+            {"with.moving_reference.share": 0.6, "with.moving_reference.every": 16},
+        ),
+        (f"{SAMPLED} --ref_model_mixup_alpha 0.1 --beta 0", {"with.moving_reference.share": None}),
+        (
+            f"{DPO} --num_processes 1 --optim adamw_torch --adam_beta1 0.8",
+            {"backend.optimizer": None, "actor.betas": [0.8, 0.999]},
+        ),
+        (f"{DPO} --num_processes 1 --optim paged_adamw_8bit", {"backend.optimizer": "PagedAdamW8bit"}),
+        (
+            f"{DPO} --num_processes 1 --optim sgd --optim_args momentum=0.9,nesterov=True",
+            {
+                "backend.optimizer": "SGD",
+                "backend.optimizer_args": ["momentum=0.9", "nesterov=true"],
+                "actor.betas": None,
+                "actor.adam_eps": None,
+            },
+        ),
+        (f"{DPO} --num_processes 1 --optim lion_8bit", {"backend.optimizer": "Lion8bit", "actor.betas": [0.9, 0.999]}),
+        (f"{VERL} {OPTIM}=SGD {ACTOR}strategy=fsdp", {"actor.betas": None}),
+        # limits of rewards: of a reward model if they are equal, else of the sum
+        (
+            f"{PPO} --reward_clip_range -5 5 --remote_rm_url r.py",
+            {"with.reward_scaling.low": -5.0, "with.reward_scaling.high": 5.0},
+        ),
+        (f"{PPO} --remote_rm_url r.py", {"with.reward_scaling.low": -10.0, "with.reward_scaling.high": 10.0}),
+        (
+            f"{PPO} --reward_pretrain r --reward_clip_range -5 5",
+            {"reward.reward_model.clip": 5.0, "with.reward_scaling.low": None},
+        ),
+        (
+            f"{PPO} --reward_pretrain r --reward_clip_range -1 5",
+            {"reward.reward_model.clip": None, "with.reward_scaling.low": -1.0},
+        ),
+        (
+            "trl rloo --model_name_or_path m --dataset_name d --num_processes 1 --reward_funcs accuracy_reward"
+            " --reward_clip_range -1 2",
+            {"with.reward_scaling.low": -1.0, "with.reward_scaling.high": 2.0},
+        ),
+        (f"{VERL} {OPTIM}=AdamW", {"backend.optimizer": None, "actor.betas": [0.9, 0.999]}),
+    ],
+)
+def test_averages_second_data_sets_and_optimizers(translated, script, command, expected):
+    values = flat(translated(script(f"{command}\n"))[2])
+    assert {key: values.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"{NEW} --actor.optim muon", "whose step has the size of AdamW's, so that one rate serves all"),
+        (f"{NEW} --actor.optim muon --actor.muon.lr 0.01", "--actor.muon.lr 0.01 (line 1): Muon there is DeepSpeed's"),
+        (f"{DPO} --optim adafactor", "--optim adafactor (line 1): optimizers that are known here"),
+        (f"{DPO} --optim sgd --optim_args beta3=0.1", "beta3 is no argument of sgd"),
+        (f"{VERL} {ACTOR}optim.optimizer_impl=torchao.optim {OPTIM}=_AdamW", "optimizers here are those of torch.optim and"),
+        (
+            f"{VERL.replace('grpo', 'gae')} critic.optim.optimizer=SGD",
+            "critic.optim.optimizer=SGD (line 1): all roles have one optimizer here",
+        ),
+        (f"{PPO} --pretrain_data q.jsonl,r.jsonl", "is on one data set here"),
+    ],
+)
+def test_optimizers_and_data_that_are_not_here_are_lost(translated, script, command, said):
+    text = re.sub(r"\n#     ", " ", translated(script(f"{command}\n"), *alone(command))[1])
+    assert said in text, text
+
+
+def test_a_moving_reference_has_the_defaults_of_its_version(translated, script):
+    command = f"{DPO} --num_processes 1 --sync_ref_model"
+    values = translated(script(f"{command}\n"), "--from", "trl:dpo==0.15.2")[2]
+    assert values["with"]["moving_reference"] == {"share": 0.9, "every": 64}

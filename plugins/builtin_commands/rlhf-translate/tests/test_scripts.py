@@ -23,7 +23,7 @@ MEANINGS = {
         "algo": {"name": "ppo", "critic_from": "reward", "clip_eps_high": 0.2, "dual_clip": None},
         "train": {"batch_size": 1024, "minibatches": 8, "epochs": 1, "steps": UNSET},
         "placement": ["actor+critic+reference+reward+rollout=8"],
-        "reward": {"reward_model": {"name": "reward_model", "normalize": "running", "clip": 10.0}},
+        "reward": {"reward_model": {"name": "reward_model", "normalize": "file", "clip": 10.0}},
         "kl": {"coef": 0.01},
         "checkpoint": {"every": 0, "keep": 3},
     },

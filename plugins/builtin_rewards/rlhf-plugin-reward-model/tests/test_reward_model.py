@@ -357,6 +357,44 @@ def test_batch_and_clip(same, groups):
     assert plugin.state_dict()["count"] == 0
 
 
+@pytest.fixture
+def measured(tmp_path):
+    """A reward model whose file has mean and std, as OpenRLHF writes them."""
+    model = write_reward_model(tmp_path / "measured", [*SYMBOLS, "|"])
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "mean": 0.75, "std": 2.5, "normalize_reward": True}))
+    return model
+
+
+def test_the_models_own_mean_and_std(measured, policy, groups):
+    plugin = RewardModel(RewardModel.Options(model=str(measured), normalize="file", clip=3.0))
+    role = role_of(measured)
+    plugin.check_run({}, {"actor": load_tokenizer(RoleConfig(model=str(policy))), "reward": role.tokenizer})
+    batch = train_batch(role, groups, ("reward_model", plugin, 2.0))
+    expected = [2 * min(max((x - 0.75) / 2.5, -3.0), 3.0) for x in batch.plugin_rewards[:, 0].tolist()]
+    assert batch.rewards.tolist() == pytest.approx(expected, abs=1e-6)
+    assert len({round(abs(x), 6) for x in expected}) > 2, "not all were cut"
+
+
+@pytest.mark.parametrize(
+    "numbers", [{}, {"mean": 1.0}, {"mean": 1.0, "std": 0.0}, {"mean": "1", "std": 1.0}, {"mean": math.nan, "std": 1}]
+)
+def test_a_model_without_them_is_refused(measured, policy, numbers):
+    config = json.loads((measured / "config.json").read_text())
+    rest = {name: value for name, value in config.items() if name not in ("mean", "std")}
+    (measured / "config.json").write_text(json.dumps({**rest, **numbers}))
+    with pytest.raises(UserError, match="does not have the mean of its scores and their std above 0"):
+        start(role_of(measured), policy, model=str(measured), normalize="file")
+
+
+def test_a_model_whose_numbers_are_not_used_is_named(measured, policy, caplog):
+    start(role_of(measured), policy, model=str(measured))
+    assert "scores have mean 0.75 and std 2.5: normalize file uses that" in caplog.text
+    caplog.clear()
+    start(role_of(measured), policy, model=str(measured), normalize="running")
+    assert not caplog.text
+
+
 def test_equal_rewards_normalise_to_zero(same, groups):
     row = groups[0][0]
     for option in ("running", "batch"):

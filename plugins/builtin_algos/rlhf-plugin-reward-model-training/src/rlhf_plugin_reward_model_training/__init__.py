@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +39,8 @@ class RewardModel:
 
     def __init__(self, options: Options):
         self.options = options
+        self.statistics: dict[str, float] = {}
+        """``mean`` and ``std`` of the scores of the last evaluation's completions."""
 
     @hookimpl
     def needs(self) -> AlgoNeeds:
@@ -67,6 +70,27 @@ class RewardModel:
         yield Metric("scores/margin", gap)
         yield Metric("scores/chosen", better.detach())
         yield Metric("scores/rejected", worse.detach())
+        yield Metric("scores/mean", (better + worse).detach().double() / 2)
+        yield Metric("scores/square", (better.square() + worse.square()).detach().double() / 2)
+
+    @hookimpl
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes mean and population deviation of the scores from an evaluation, ``std² = E[s²] − E[s]²``."""
+        mean, square = (metrics.get(f"eval/scores/{name}") for name in ("mean", "square"))
+        if mean is not None and square is not None and math.isfinite(square) and square > mean * mean:
+            self.statistics = {"mean": mean, "std": math.sqrt(square - mean * mean)}
+
+    @hookimpl
+    def saved_config(self, role: str) -> dict[str, float] | None:
+        return dict(self.statistics) if role == "actor" else None
+
+    @hookimpl
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.statistics)
+
+    @hookimpl
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.statistics = dict(state)
 
     def _margin(self, batch: Batch, chosen: Tensor) -> Tensor | float:
         """Returns ``[P]`` margins; 0 if the data has none."""

@@ -201,6 +201,11 @@ def rewards(*choices: str) -> Outcome:
     return to({f"reward.{alias}.name": spec for alias, spec in named.items()})
 
 
+def reward_range(low: float, high: float, remark: str = "") -> Outcome:
+    """Returns limits for the sum of all rewards."""
+    return to({"with.reward_scaling.low": low, "with.reward_scaling.high": high}, remark)
+
+
 def sources(
     paths: Sequence[str], shares: Sequence[str] = (), *, split: str | None = None, subset: str | None = None
 ) -> list[dict[str, Any]]:

@@ -28,8 +28,10 @@ class Options(BaseModel):
         "same_tokens", description="what the model reads: the policy's tokens, its own chat template, or plain text"
     )
     max_tokens: PositiveInt | None = Field(None, description="longer trajectories are unjudged; default: the model's context")
-    normalize: Literal["none", "running", "batch"] = Field(
-        "none", description="in training: normalise to mean 0 and deviation 1, over all rewards so far or over the batch"
+    normalize: Literal["none", "running", "batch", "file"] = Field(
+        "none",
+        description="in training: normalise to mean 0 and deviation 1, over all rewards so far, over the batch, or by mean and std"
+        " in the model's config.json",
     )
     clip: float | None = Field(
         None, gt=0, description="in training: largest absolute value of a reward, after normalize; null: no limit"
@@ -53,6 +55,8 @@ class RewardModel:
     def __init__(self, options: Options):
         self.options = options
         self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self._of_file = (0.0, 1.0)
+        """Mean and deviation in the model's file."""
         self._waiting: list[tuple[Trajectory, asyncio.Future[float]]] = []
         self._passes: asyncio.Task[None] | None = None
         self._warned = self._blind = False
@@ -65,9 +69,12 @@ class RewardModel:
     def check_run(self, config: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
         """Refuses a second, different model, and tokens that mean something else to the reward model."""
         tokenizer, template = tokenizers["reward"], self.options.template
-        other = config.get("roles", {}).get("reward", {}).get("model")
+        settings = config.get("roles", {}).get("reward", {})
+        other = settings.get("model")
         if self.options.model and other and other != self.options.model:
             raise UserError(f"the option model is {self.options.model} and roles.reward.model is {other}: give one of them")
+        if self.options.normalize in ("none", "file"):
+            self._read_statistics(self.options.model or other, settings.get("revision"))
         if template == "chat" and not tokenizer.chat_template:
             raise UserError("template is chat, but the reward model's tokenizer has no chat template: set template to text")
         if template == "same_tokens":
@@ -77,6 +84,35 @@ class RewardModel:
                     f"the reward model has another vocabulary than the policy ({len(wrong)} tokens differ, such as {wrong[0]!r}):"
                     " set template to chat or text"
                 )
+
+    def _read_statistics(self, model: str | None, revision: str | None) -> None:
+        """Reads ``mean`` and ``std`` of the scores, as OpenRLHF writes them into the configuration of its reward models.
+
+        Raises ``UserError`` if they are asked for, and missing or not usable.
+        """
+        from transformers import PreTrainedConfig
+
+        if model is None:
+            return
+        asked = self.options.normalize == "file"
+        try:
+            known = PreTrainedConfig.get_config_dict(model, **({"revision": revision} if revision else {}))[0]
+        except (OSError, ValueError):  # what cannot be loaded is told when the model is
+            known = {}
+        numbers = [known.get(name) for name in ("mean", "std")]
+        usable = all(isinstance(number, float | int) and math.isfinite(number) for number in numbers) and numbers[1] > 0
+        if asked and not usable:
+            shown = ", ".join(f"{name} {number}" for name, number in zip(("mean", "std"), numbers, strict=True))
+            raise UserError(
+                f"normalize is file, and config.json of {model} does not have the mean of its scores and their std above 0"
+                f" ({shown}): set normalize to running or none"
+            )
+        if asked:
+            self._of_file = (float(numbers[0]), float(numbers[1]))
+        elif usable:
+            log.warning(
+                "reward_model: %s says that its scores have mean %g and std %g: normalize file uses that", model, *numbers
+            )
 
     @hookimpl
     async def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> list[Reward | None]:
@@ -107,6 +143,8 @@ class RewardModel:
                 self.mean += gap / self.count
                 self.squares += gap * (value - self.mean)
             values = (raw - self.mean) / max(math.sqrt(self.squares / self.count), 1e-6)
+        elif options.normalize == "file":
+            values = (raw - self._of_file[0]) / self._of_file[1]
         elif options.normalize == "batch":
             values = (raw - raw.mean()) / raw.std(correction=0).clamp(min=1e-6)
         if options.clip is not None:

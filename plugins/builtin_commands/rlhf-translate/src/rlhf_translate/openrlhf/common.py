@@ -82,6 +82,8 @@ def _deepspeed(name: str, value: str | None = None) -> Convert:
 
 def _template(option: Option, given: Given) -> Outcome:
     """Handles the chat template, which is the default here."""
+    if given.is_on("model.pretrain_mode_enable"):
+        return same("texts train as they are")
     if option.name.endswith("input_template"):
         if given.is_on("data.apply_chat_template"):
             return same("the chat template counts")
@@ -130,6 +132,22 @@ def _extra(option: Option, given: Given) -> Outcome:
     return to({"backend.name": "deepspeed", "backend.extra": json.dumps(keys)})
 
 
+_MUON = (
+    "Muon there is DeepSpeed's, whose matrices have a learning rate of their own; here it is --backend torch --backend.optimizer"
+    " Muon, whose step has the size of AdamW's, so that one rate serves all"
+)
+
+
+def _optimizer(option: Option, given: Given) -> Outcome:
+    return same("AdamW") if option.value == "adam" else lost(_MUON)
+
+
+def _of_muon(option: Option, given: Given) -> Outcome:
+    role = option.name.removeprefix("--").rpartition("muon.")[0]
+    chosen = given[f"{role}optim"].value if f"{role}optim" in given else "adam"
+    return lost(_MUON) if chosen == "muon" else same("AdamW is chosen")
+
+
 _EXTRA: dict[str, dict[str, object]] = {
     "ds.overlap_comm": {"zero_optimization": {"overlap_comm": True}},
     "ds.deepcompile": {"compile": {"deepcompile": True}},
@@ -144,6 +162,12 @@ BOTH: Table = {
     "ds.adam_offload": _deepspeed("backend.offload_optimizer", "cpu"),
     "ds.tensor_parallel_size": _deepspeed("backend.autotp_size"),
     "ds.ring_attn_size": sequence_parallel("actor"),
+    **{f"{role}optim": _optimizer for role in ("", "actor.", "critic.")},
+    **{
+        f"{role}muon.{name}": _of_muon
+        for role in ("", "actor.", "critic.")
+        for name in ("lr", "momentum", "ns_steps", "nesterov", "no_nesterov")
+    },
     **{name: _extra for name in (*_EXTRA, _GRADIENTS)},
     "ds.attn_implementation": attention,
     "ds.lora.alpha": _of_lora("alpha"),

@@ -14,10 +14,8 @@ NEEDLESS = {
 """Reason for needing no setting → names, or beginnings of names."""
 
 MISSING = {
-    "optimizers other than AdamW": "actor.muon.* critic.muon.* muon.*",
     "as many tasks are drawn as a batch needs": "rollout.vllm_generate_batch_size vllm_generate_batch_size",
     "another chat template: --data.template FILE": "tokenizer_chat_template data.tokenizer_chat_template",
     "keeping frozen models in CPU memory": "ref_offload teacher_offload",
-    "tokens of the pretraining loss": "ptx_coef",
 }
 """Meaning → names, or beginnings of names."""

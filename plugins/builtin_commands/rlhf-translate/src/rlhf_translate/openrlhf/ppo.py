@@ -28,6 +28,7 @@ from rlhf_translate.shared import (
     aggregation,
     clip_limits,
     critic_first,
+    reward_range,
     rewards,
     rows_of,
     run_steps,
@@ -67,6 +68,7 @@ MATTERS = (
     "algo.kl.init_coef",
     "algo.kl.estimator",
     "algo.kl.horizon",
+    "train.ema_beta",
     "reward.clip_range",
     "reward.overlong_penalty_factor",
     "algo.dynamic_filtering_range",
@@ -100,12 +102,17 @@ def _episodes(option: Option, given: Given) -> Outcome:
     return run_steps(option, given.number("rollout.batch_size"), rows, given.number("data.max_samples"))
 
 
+def _updates(given: Given) -> int:
+    """Returns the optimizer updates in one of our steps."""
+    return count(_minibatches(given)) * count(given.many("train.max_epochs"))
+
+
 def _warmup(role: str) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         if role not in roles(given):
             return same(f"no {role} is trained")
         steps = _episodes(given["train.num_episodes"], given).settings.get("train.steps")
-        per_step = count(_minibatches(given)) * count(given.many("train.max_epochs"))
+        per_step = _updates(given)
         updates = steps and steps * per_step
         scheduler = given[f"{role}.lr_scheduler"] if f"{role}.lr_scheduler" in given else given["actor.lr_scheduler"]
         return scheduled_warmup(role, scheduler, option.number or 0.0, updates, per_step)
@@ -227,14 +234,17 @@ def _reward_model(option: Option, given: Given) -> Outcome:
 def _normalize(option: Option, given: Given) -> Outcome:
     if option.is_off or "reward" not in roles(given):
         return same("off, as it is here" if option.is_off else "no reward model is loaded, whose rewards it is for")
-    return to({"reward.reward_model.normalize": "running"}, "there by mean and deviation kept in the reward model's files")
+    return to(
+        {"reward.reward_model.normalize": "file"}, "mean and std in the model's config.json; without them it does nothing there"
+    )
 
 
 def _clip_reward(option: Option, given: Given) -> Outcome:
     low, high = option.numbers
-    if "reward" not in roles(given):
-        return lost("rewards of functions and agents are not clipped here")
-    return to({"reward.reward_model.clip": high}) if low == -high else lost("limits are the same on both sides here")
+    if "reward" in roles(given) and low == -high:
+        return to({"reward.reward_model.clip": high})
+    grouped = given["algo.advantage.estimator"].value in ("rloo", "group_norm", "dr_grpo", "reinforce_baseline")
+    return reward_range(low, high, "there after the group's baseline, here before it" if grouped else "")
 
 
 def _stop_properly(option: Option, given: Given) -> Outcome:
@@ -307,6 +317,28 @@ def _loss(option: Option, given: Given) -> Outcome:
     return to({"algo.loss": {"ppo": "clip"}.get(option.value, option.value)})
 
 
+def _average(option: Option, given: Given) -> Outcome:
+    """Handles the average of the weights: it moves after each update there (``moving_average``), and here after each step."""
+    if not given.is_on("train.enable_ema"):
+        return same("off, as it is here")
+    updates, beta = _updates(given), given.number("train.ema_beta", 0.992)
+    settings = {"with.ema.decay": float(f"{beta**updates:.12g}")}
+    often = f"{shown(beta)} for each of {updates} updates there, once per step here; " if updates > 1 else ""
+    return to(settings, f"{often}the average is the model that is saved there, here: rlhf export RUN_DIR --role ema")
+
+
+def _pretraining(option: Option, given: Given) -> Outcome:
+    """Handles the loss on a second data set, of which each sample's pass has a row (``PPO-ptx``)."""
+    if "pretrain_data" not in given:
+        return same("no pretraining data is given")
+    paths = given["pretrain_data"].texts
+    if len(paths) > 1:
+        return lost("the language modelling loss is on one data set here: put their rows together")
+    rows = given.many("rollout.batch_size") * given.many("rollout.n_samples_per_prompt") * given.many("train.max_epochs")
+    settings = {"with.ptx.data": paths[0], "with.ptx.coef": given.number("ptx_coef", 0.05), "with.ptx.rows": count(rows)}
+    return to(settings, "a row for each sample there; its rows have a column text here")
+
+
 def _best(option: Option, given: Given) -> Outcome:
     """Handles ``eval_DATA_pass1``, the best metric there; empty for the first one."""
     if option.is_off:
@@ -316,6 +348,8 @@ def _best(option: Option, given: Given) -> Outcome:
 
 TABLE: Table = {
     "ckpt.best_metric_key": _best,
+    **dict.fromkeys(("train.enable_ema", "train.ema_beta"), _average),
+    **dict.fromkeys(("ptx_coef", "pretrain_data", "pretrain_data_probs"), _pretraining),
     **placement.TABLE,
     **correction.TABLE,
     "algo.advantage.estimator": _estimator,

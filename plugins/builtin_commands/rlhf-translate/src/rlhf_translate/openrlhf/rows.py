@@ -71,6 +71,15 @@ def _margin(option: Option, given: Given) -> Outcome:
     return to({"algo.margin": "auto"})
 
 
+def _whole_texts(option: Option, given: Given) -> Outcome:
+    """Handles rows of which every token trains."""
+    if option.is_off:
+        return same("off, as it is here")
+    column = given["data.input_key"].written if "data.input_key" in given else "input"
+    remark = "here an end-of-sequence token follows each text, and trains"
+    return to({"data.format": "text", "data.prompt_key": column}, remark)
+
+
 def _updates(given: Given) -> int | None:
     """Returns the updates of the whole run, if the number of rows is known."""
     rows = None if "data.dataset_probs" in given else rows_of(given["data.dataset"].texts)
@@ -102,6 +111,8 @@ TABLE: Table = {
     "model.nll_loss_coef": _likelihood,
     "model.label_smoothing": _smoothing,
     "model.margin_loss_enable": _margin,
+    "model.pretrain_mode_enable": _whole_texts,
+    "model.compute_fp32_loss_enable": always("rewards and losses are in float32"),
     "data.chosen_key": _columns("chosen"),
     "data.rejected_key": _columns("rejected"),
     "data.output_key": _columns("completion"),

@@ -138,6 +138,19 @@ def passes(option: Option, given: Given) -> Outcome:
     return run_steps(option, _prompts(given), rows_of(given["dataset_name"].texts))
 
 
+def moving_reference(option: Option, given: Given) -> Outcome:
+    """Handles a reference that moves after a number of updates (``SyncRefModelCallback``); here after a number of steps."""
+    if not given.is_on("sync_ref_model"):
+        return same("off, as it is here")
+    if given.method in SAMPLED and not given.number("beta"):
+        return same("beta is 0: there is no reference")
+    steps = given.many("ref_model_sync_steps", 512) / updates(given)
+    remark = f"{updates(given)} updates per step{rounded(steps)}" if updates(given) > 1 else ""
+    settings = {"share": given.number("ref_model_mixup_alpha", 0.6), "every": count(steps)}
+    named = {f"with.moving_reference.{key}": value for key, value in settings.items()}
+    return to(named, remark)
+
+
 def every(name: str, strategy: str, usual: str) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         chosen = given[strategy].value if strategy in given else usual

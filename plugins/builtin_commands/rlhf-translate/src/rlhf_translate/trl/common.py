@@ -7,7 +7,7 @@ import json
 from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, always, ask, key, lost, same, to
 from rlhf_translate.shared import UNREAD, attention, placed, schedule, sources, trackers
 from rlhf_translate.trl import sharding
-from rlhf_translate.trl.batch import batch, every, max_steps, passes, warmup
+from rlhf_translate.trl.batch import batch, every, max_steps, moving_reference, passes, warmup
 
 MATTERS = (
     "per_device_train_batch_size",
@@ -31,6 +31,8 @@ MATTERS = (
     "lora_r",
     "lora_alpha",
     "lora_dropout",
+    "ref_model_mixup_alpha",
+    "ref_model_sync_steps",
     "lora_target_modules",
 )
 """Options whose defaults matter here."""
@@ -54,6 +56,64 @@ def _lora(name: str) -> Convert:
 
 def _use_peft(option: Option, given: Given) -> Outcome:
     return to({"actor.lora.rank": given["lora_r"].written}) if not option.is_off else same("off, as it is here")
+
+
+_OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "AdamW"),
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "rmsprop": "RMSprop",
+    "adamw_bnb_8bit": "AdamW8bit",
+    "adamw_8bit": "AdamW8bit",
+    "lion_8bit": "Lion8bit",
+    "lion_32bit": "Lion",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+    "paged_adamw_32bit": "PagedAdamW32bit",
+    "paged_lion_8bit": "PagedLion8bit",
+    "paged_lion_32bit": "PagedLion32bit",
+    "rmsprop_bnb": "RMSprop32bit",
+    "rmsprop_bnb_32bit": "RMSprop32bit",
+    "rmsprop_bnb_8bit": "RMSprop8bit",
+}
+"""Optimizer of transformers' Trainer → class of torch or bitsandbytes that it is (``trainer_optimizer.py``)."""
+_ARGUMENTS = {
+    "sgd": ("momentum", "dampening", "nesterov"),
+    "adagrad": ("lr_decay", "eps"),
+    "rmsprop": ("momentum", "alpha", "eps", "centered"),
+}
+"""Optimizer → arguments that it takes from ``optim_args``; ``weight_decay`` is that of all options there too."""
+
+
+def _chosen(given: Given) -> str:
+    return given["optim"].value if "optim" in given else "adamw_torch"
+
+
+def _optim(option: Option, given: Given) -> Outcome:
+    if option.value not in _OPTIMIZERS:
+        return lost(f"optimizers that are known here: {', '.join(_OPTIMIZERS)}")
+    name = _OPTIMIZERS[option.value]
+    return same("AdamW") if name == "AdamW" else to({"backend.optimizer": name})
+
+
+def _optim_args(option: Option, given: Given) -> Outcome:
+    chosen = _chosen(given)
+    if option.is_off or _OPTIMIZERS.get(chosen) == "AdamW":
+        return same("none" if option.is_off else f"{chosen} takes none")
+    pairs = [item.partition("=") for item in option.items]
+    if unknown := [key for key, _, _ in pairs if key not in _ARGUMENTS.get(chosen, ())]:
+        return lost(f"{unknown[0]} is no argument of {chosen}")
+    truth = {"true": "true", "false": "false", "yes": "true", "no": "false"}
+    return to({"backend.optimizer_args": [f"{key}={truth.get(value.lower(), value)}" for key, _, value in pairs]})
+
+
+def _of_adam(convert: Convert, *others: str) -> Convert:
+    """Handles an option that only Adam has there, and optimizers whose names have one of ``others``."""
+
+    def convert_(option: Option, given: Given) -> Outcome:
+        chosen = _chosen(given)
+        return convert(option, given) if any(name in chosen for name in ("adam", *others)) else same(f"{chosen} has none")
+
+    return convert_
 
 
 def _betas(option: Option, given: Given) -> Outcome:
@@ -157,6 +217,7 @@ TABLE: Table = {
     **{name: placed() for name in LAUNCHED},
     PROCESSES: placed(),
     "max_steps": max_steps,
+    **dict.fromkeys(("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), moving_reference),
     "num_train_epochs": passes,
     "save_steps": every("checkpoint.every", "save_strategy", "steps"),
     "save_strategy": every("checkpoint.every", "save_strategy", "steps"),
@@ -167,11 +228,11 @@ TABLE: Table = {
     "lr_scheduler_kwargs": _of_schedule,
     "warmup_steps": warmup,
     "warmup_ratio": warmup,
-    "adam_beta1": _betas,
-    "adam_beta2": _betas,
-    "optim": lambda option, given: (
-        same("AdamW") if option.value.startswith("adamw_torch") else lost("the optimizer is AdamW here")
-    ),
+    "adam_beta1": _of_adam(_betas, "lion"),
+    "adam_beta2": _of_adam(_betas, "lion"),
+    "adam_epsilon": _of_adam(key("actor.adam_eps")),
+    "optim": _optim,
+    "optim_args": _optim_args,
     "gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
     "bf16": _bf16,
     "torch_dtype": _dtype,

@@ -58,12 +58,11 @@ MISSING = {
     "the best checkpoint is kept with --checkpoint.best METRIC": (
         "load_best_model_at_end metric_for_best_model greater_is_better"
     ),
-    "optimizers other than AdamW": "optim_args optim_target_modules",
+    "optimizers other than those of torch.optim and bitsandbytes": "optim_target_modules",
     "losses that are not here": (
         "top_entropy_quantile vespo_* use_adaptive_entropy entropy_coef_* entropy_target f_divergence_type "
         "f_alpha_divergence_coef use_weighting"
     ),
-    "a moving reference": "ref_model_mixup_alpha ref_model_sync_steps",
     "adapters of other kinds, or of single tensors": (
         "bias loftq_config use_dora lora_modules_to_save lora_target_parameters ref_adapter_name model_adapter_name"
     ),
@@ -101,7 +100,6 @@ MISSING = {
         "local_rollout_forward_batch_size num_sample_generations missing_eos_penalty stop_token* whiten_rewards "
         "normalize_reward normalize_advantage token_level_kl exp_name"
     ),
-    "limits of rewards: --reward.reward_model.clip, the same on both sides": "reward_clip_range",
     "only checkpoints that can be resumed from are written": "save_only_model",
     "4 bits of another kind": "use_bnb_nested_quant",
 }

@@ -15,7 +15,7 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import aggregation, clip_limits, template_kwargs
+from rlhf_translate.shared import aggregation, clip_limits, reward_range, template_kwargs
 from rlhf_translate.trl.batch import batch, generations, iterations
 from rlhf_translate.trl.rewards import functions, weights
 
@@ -136,6 +136,16 @@ def _scale(option: Option, given: Given) -> Outcome:
     return to({"algo.std": name}) if name else lost("scales here: group, batch, none")
 
 
+def _range(option: Option, given: Given) -> Outcome:
+    """Handles limits of the sum of rewards, from 0.22 on."""
+    if option.is_off:
+        return same("off, as it is here")
+    if len(option.numbers) != 2:
+        return lost("a least and a largest reward")
+    low, high = option.numbers
+    return reward_range(low, high)
+
+
 def _correction(option: Option, given: Given) -> Outcome:
     """Handles corrections, from 0.23 on. Until modes came with 0.26, weights of tokens were cut."""
     on = "vllm_importance_sampling_correction" in given and given.is_on("vllm_importance_sampling_correction")
@@ -211,6 +221,7 @@ TABLE: Table = {
     "normalize_advantages": switch({"algo.name": "reinforce_pp_baseline"}, "RLOO has no whitening here"),
     "reward_funcs": functions,
     "reward_weights": weights,
+    "reward_clip_range": _range,
     "off_policy_mask_threshold": lambda option, given: (
         same("off, as it is here") if option.is_off else to({"with.off_policy_mask.delta": option.value})
     ),

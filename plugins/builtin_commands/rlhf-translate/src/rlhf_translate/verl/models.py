@@ -174,8 +174,39 @@ def _lora(name: str) -> Convert:
     return convert
 
 
-def betas(role: str) -> Convert:
-    return lambda option, given: to({f"{role}.betas": option.numbers})
+def _name_of(place: str, given: Given) -> tuple[str, str]:
+    """Returns the optimizer's class, and the module that verl imports it from; versions before 0.5 have no choice."""
+    parts = (("optimizer", "AdamW"), ("optimizer_impl", "torch.optim"))
+    name, module = (given[f"{place}{key}"].value if f"{place}{key}" in given else usual for key, usual in parts)
+    return ("AdamW" if name.lower() in ("adam", "adamw") else name), module
+
+
+def optimizer(place: str, actor: str = "") -> Convert:
+    """Handles optimizers of torch and bitsandbytes.
+
+    Args:
+        place: beginning of the options.
+        actor: that of the actor's, if these are another role's.
+    """
+
+    def convert(option: Option, given: Given) -> Outcome:
+        name, module = chosen = _name_of(place, given)
+        if actor and chosen != _name_of(actor, given):
+            return lost("all roles have one optimizer here")
+        if module not in ("torch.optim", "bitsandbytes.optim"):
+            return lost("optimizers here are those of torch.optim and bitsandbytes.optim")
+        return same("AdamW") if name == "AdamW" else to({"backend.optimizer": name})
+
+    return convert
+
+
+def betas(role: str, place: str) -> Convert:
+    """Handles the betas, which only optimizers with Adam in their names get there (``build_optimizer``)."""
+    return lambda option, given: (
+        to({f"{role}.betas": option.numbers})
+        if any(name in _name_of(place, given)[0].lower() for name in ("adam", "ademamix"))
+        else same("the optimizer has none")
+    )
 
 
 def _truncation(option: Option, given: Given) -> Outcome:
@@ -283,7 +314,12 @@ TABLE: Table = {
     ),
     f"{_ACTOR}ulysses_sequence_parallel_size": sequence_parallel("actor"),
     "critic.ulysses_sequence_parallel_size": of_critic(sequence_parallel("critic")),
-    f"{_ACTOR}optim.betas": betas("actor"),
+    f"{_ACTOR}optim.betas": betas("actor", f"{_ACTOR}optim."),
+    **{f"{_ACTOR}optim.{name}": optimizer(f"{_ACTOR}optim.") for name in ("optimizer", "optimizer_impl")},
+    **{
+        f"critic.optim.{name}": of_critic(optimizer("critic.optim.", f"{_ACTOR}optim."))
+        for name in ("optimizer", "optimizer_impl")
+    },
     f"{_MODEL}enable_gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
     f"{_MODEL}tokenizer_path": lambda option, given: (
         same("the model's") if option.is_off else to({"actor.tokenizer": option.written})
@@ -347,7 +383,7 @@ TABLE: Table = {
     "critic.model.trust_remote_code": of_critic(switch({"critic.trust_remote_code": True})),
     "critic.optim.lr": of_critic(key("critic.lr")),
     "critic.optim.weight_decay": of_critic(key("critic.weight_decay")),
-    "critic.optim.betas": of_critic(betas("critic")),
+    "critic.optim.betas": of_critic(betas("critic", "critic.optim.")),
     "trainer.val_only": _val_only,
     "trainer.nnodes": _place,
     "trainer.n_gpus_per_node": _place,

@@ -64,7 +64,6 @@ NEEDLESS = {
         "reward_model.overlong_buffer.log"
     ),
     "the number of steps follows from the run": "*.optim.total_training_steps optim.total_training_steps",
-    "AdamW": "*.optim.optimizer *.optim.optimizer_impl optim.optimizer optim.optimizer_impl",
     "the KL penalty is not in the loss of a critic": "critic.loss_agg_mode critic.loss_scale_factor",
 }
 """Reason for needing no setting → names, or patterns of names."""
