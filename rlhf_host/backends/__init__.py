@@ -1,7 +1,7 @@
 """Optimizer steps.
 
-The names here are for packages with a backend: schedules, pieces of weights, a pass through a module that splits them, memory
-that waits on the host, and a model's files by every rank. They are provisional. Importing this loads no torch.
+The names here are for packages with a backend: optimizers by name, schedules, pieces of weights, a pass through a module that
+splits them, memory that waits on the host, and a model's files by every rank. They are provisional. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.backends.optimizers import arguments_of, check_optimizer, make_optimizer, state_bytes
     from rlhf_host.backends.packed import run_through
     from rlhf_host.backends.parking import Parking, Parks, distinct
     from rlhf_host.backends.shards import deal, saved_bytes, share_writer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Parking": "backends.parking",
     "Parks": "backends.parking",
+    "arguments_of": "backends.optimizers",
+    "check_optimizer": "backends.optimizers",
     "copy_model": "models.loading",
     "deal": "backends.shards",
     "decayed_groups": "backends.torch_backend",
@@ -30,6 +33,7 @@ _HOME = {
     "has_adapters": "models.adapters",
     "is_quantized": "models.quantized",
     "learning_rate": "backends.torch_backend",
+    "make_optimizer": "backends.optimizers",
     "merged_units": "backends.weights",
     "merged_weights": "models.adapters",
     "named_buffers": "backends.weights",
@@ -37,12 +41,15 @@ _HOME = {
     "run_through": "backends.packed",
     "saved_bytes": "backends.shards",
     "share_writer": "backends.shards",
+    "state_bytes": "backends.optimizers",
 }
 """Name → its module in ``rlhf_host``, imported when the name is first asked for."""
 
 __all__ = [
     "Parking",
     "Parks",
+    "arguments_of",
+    "check_optimizer",
     "copy_model",
     "deal",
     "decayed_groups",
@@ -50,6 +57,7 @@ __all__ = [
     "has_adapters",
     "is_quantized",
     "learning_rate",
+    "make_optimizer",
     "merged_units",
     "merged_weights",
     "named_buffers",
@@ -57,6 +65,7 @@ __all__ = [
     "run_through",
     "saved_bytes",
     "share_writer",
+    "state_bytes",
 ]
 
 __getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})

@@ -93,7 +93,8 @@ def make_optimizer(
         return torch.optim.AdamW(groups, lr=lr, betas=role.betas, eps=role.adam_eps, fused=True)
     kind: Any = optimizer_class(name)
     known = inspect.signature(kind.__init__).parameters
-    of_roles = ("self", "params", "lr", "weight_decay", *SETTINGS)
+    fitting = {key for key, setting in SETTINGS.items() if key in known and _fits(known[key], role, setting)}
+    of_roles = ("self", "params", "lr", "weight_decay", *fitting)
     if unknown := [key for key in arguments if key not in known or key in of_roles]:
         takes = ", ".join(key for key in known if key not in of_roles)
         raise UserError(
@@ -103,13 +104,18 @@ def make_optimizer(
         return _muon(kind, arguments, groups, role, lr, outside)
     usual = RoleConfig()
     for key, setting in SETTINGS.items():
-        if key not in known and getattr(role, setting) != getattr(usual, setting):
-            raise UserError(f"{setting} is set, and backend.optimizer {name} has no {key}: leave it out")
+        if key not in fitting and getattr(role, setting) != getattr(usual, setting):
+            if key not in known:
+                raise UserError(f"{setting} is set, and backend.optimizer {name} has no {key}: leave it out")
+            form = json.dumps(known[key].default)
+            raise UserError(
+                f"{setting} is set, and {key} of backend.optimizer {name} is of another form: leave it out, and give"
+                f" backend.optimizer_args {key}={form}, with values of yours"
+            )
     if "weight_decay" not in known and role.weight_decay:
         raise UserError(f"weight_decay is set, and backend.optimizer {name} has none: leave it out")
-    own = {
-        key: getattr(role, setting) for key, setting in SETTINGS.items() if key in known and _fits(known[key], role, setting)
-    }
+    own = {key: getattr(role, SETTINGS[key]) for key in fitting}
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
     if "weight_decay" not in known:
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     made: torch.optim.Optimizer = kind(groups, lr=lr, **own, **arguments)

@@ -82,6 +82,12 @@ def test_what_an_optimizer_keeps_is_measured(name, kept):
         assert state_bytes(name, {"momentum": 0.9}) == 4
 
 
+def test_arguments_of_another_form_than_the_roles_are_the_optimizers_own(model):
+    pytest.importorskip("bitsandbytes")
+    assert backend(model, "AdEMAMix", "betas=[0.8,0.9,0.95]").optimizer.param_groups[0]["betas"] == (0.8, 0.9, 0.95)
+    assert backend(model, "Adafactor", "eps=[null,0.01]").optimizer.param_groups[0]["eps"] == (None, 0.01)
+
+
 def test_eight_bits_keep_a_quarter(model):
     pytest.importorskip("bitsandbytes")
     assert state_bytes("AdamW8bit", {}) == pytest.approx(2, abs=0.3)
@@ -152,6 +158,13 @@ def test_a_run_with_muon_resumes_as_if_it_had_not_stopped(tmp_path):
             "backend.optimizer_args 'momentum=0.8': momentum is given twice",
         ),
         ({"optimizer": "SGD"}, {"actor.betas": [0.8, 0.9]}, "betas is set, and backend.optimizer SGD has no betas"),
+        (
+            {"optimizer": "AdEMAMix"},
+            {"actor.betas": [0.8, 0.9]},
+            r"betas of backend.optimizer AdEMAMix is of another form: .*optimizer_args betas=\[0.9, 0.999, 0.9999\]",
+        ),
+        ({"optimizer": "Adafactor"}, {"actor.adam_eps": 1e-6}, r"another form: .*optimizer_args eps=\[null, 0.001\]"),
+        ({"optimizer": "AdamW", "optimizer_args": ["betas=[0.5,0.6]"]}, {}, "optimizer_args betas: AdamW takes"),
     ],
 )
 def test_what_an_optimizer_does_not_have_is_refused_before_the_run(tmp_path, options, more, said):

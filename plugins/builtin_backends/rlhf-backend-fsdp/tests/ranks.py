@@ -106,11 +106,16 @@ class Trained:
         pieces: bool = False,
         **options: Any,
     ):
-        plugin: Any = FSDP(FSDP.Options(**options)) if kind == "fsdp" else Subject("backend", kind).build()
+        plugin: Any = FSDP(FSDP.Options(**options)) if kind == "fsdp" else Subject("backend", kind, options).build()
         self.roles: dict[str, Role] = {}
         self.before: dict[str, Tensor] = {}
         for name, path in models.items():
             settings = actor(model=str(path), weight_decay=0.01, max_grad_norm=0.01, warmup_steps=2, **PARTLY[what])
+            if options.get("optimizer") in ("SGD", "Rprop"):  # what they do not have
+                without = {"adam_eps": RoleConfig().adam_eps} | (
+                    {"weight_decay": 0.0} if options["optimizer"] == "Rprop" else {}
+                )
+                settings = settings.model_copy(update=without)
             model: Any = load_model(settings, head=HEADS[name], trainable=True)
             if name == "critic" and not model.score.weight.any():
                 model.score.weight.data.normal_(generator=torch.Generator().manual_seed(3))

@@ -159,6 +159,28 @@ def test_passes_without_gradient_give_what_torch_gives(group, model):
                 assert torch.allclose(one[:, :width], other[:, :width], atol=1e-5)
 
 
+OTHERS = {
+    "momentum": {"optimizer": "SGD", "optimizer_args": ["momentum=0.9", "dampening=0.1"]},
+    "plain": {"optimizer": "SGD"},
+    "sums": {"optimizer": "Adagrad", "optimizer_args": ["initial_accumulator_value=0.1"]},
+    "most": {"optimizer": "AdamW", "optimizer_args": ["amsgrad=true"]},
+    "steps": {"optimizer": "Rprop"},
+    "nesterov": {"optimizer": "NAdam"},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_optimizers_step_as_torch_does_and_are_taken_up(group, model, tmp_path, name):
+    named = OTHERS[name]
+    expected = group(1)("steps", both(model), 3, kind="torch", **named)[0]
+    whole = group(2)("live", both(model), tmp_path, **named)[0]
+    check_close(whole["weights"], expected["weights"], expected["before"])
+    found = group(2)("go_on", BOTH, tmp_path, **named)[0]
+    assert all(torch.equal(found[key], value) for key, value in whole["weights"].items())
+    check_close(group(1)("go_on", BOTH, tmp_path, **named)[0], whole["weights"], whole["saved"])
+    assert "was written with optimizer" in group(1)("refusal", {"actor": model}, tmp_path, optimizer="RAdam")[0]
+
+
 # --- checkpoints --------------------------------------------------------------------------------
 
 

@@ -29,6 +29,28 @@ def start(model, **options):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Muon", "Muon needs whole matrices: choose --backend torch"),
+        ("Adafactor", "Adafactor needs whole rows and columns"),
+        ("AdamW8bit", "8 bits share a scale among neighbours"),
+        ("Lion", "Lion is not one of them"),
+    ],
+)
+def test_an_optimizer_whose_step_needs_more_than_a_piece(name, said):
+    with pytest.raises(ValidationError, match=f"each process steps its own pieces of the weights.*{said}"):
+        FSDP.Options(optimizer=name)
+
+
+def test_arguments_of_optimizers_are_checked_before_the_run():
+    needs = Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),))
+    begin = SimpleNamespace(needs=needs, roles={"actor": RoleConfig()})
+    FSDP(FSDP.Options(optimizer="SGD", optimizer_args=["momentum=0.9"])).check(begin, {})
+    with pytest.raises(UserError, match="optimizer_args momentun: SGD takes momentum"):
+        FSDP(FSDP.Options(optimizer="SGD", optimizer_args=["momentun=0.9"])).check(begin, {})
+
+
 def test_a_model_without_named_blocks(model):
     model._no_split_modules = None
     with pytest.raises(UserError, match=r"LlamaForCausalLM names no blocks .*_no_split_modules.*: choose --backend deepspeed"):
@@ -52,7 +74,9 @@ def test_more_ranks_of_a_copy_than_there_are(model):
 @pytest.mark.parametrize("name", ["actor", "reference"])
 def test_a_base_in_4_bits_that_is_trained(name):
     needs = Needs(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None), RoleNeed("reference")))
-    roles = {each: SimpleNamespace(quantize="nf4" if each == name else None) for each in ("actor", "reference")}
+    roles = {
+        each: RoleConfig().model_copy(update={"quantize": "nf4" if each == name else None}) for each in ("actor", "reference")
+    }
     begin, plugin = SimpleNamespace(needs=needs, roles=roles), FSDP(FSDP.Options())
     if name == "reference":
         plugin.check(begin, {})

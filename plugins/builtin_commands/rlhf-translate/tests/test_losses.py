@@ -50,7 +50,7 @@ def test_gspo_that_samples_ahead_is_accepted(translated, script, rlhf_here, tiny
     Path("rows.jsonl").write_text(json.dumps({"input": "1+1=", "label": "2"}) + "\n")
     command = f"{PPO} --advantage_estimator rloo --n_samples_per_prompt 4 --policy_loss_type gspo --train.async_enable"
     _, text, values = translated(script(f"{command} --vllm_num_engines 1\n"))
-    assert (values["train"]["old_logprobs"], values["with"]) == ("recompute", {"tis": {"name": "tis"}})
+    assert (values["train"]["old_logprobs"], values["with"]["tis"]) == ("recompute", {"name": "tis"})
     assert "sampling ahead needs a correction: tis" in re.sub(r"\n *# +", " ", text)
     flags = ["--actor.model", tiny_model, "--data", "rows.jsonl", "--run-dir", "run", "--reward", "math_verifier"]
     flags += [word for key in unset(values) for word in (flag(key), PLAUSIBLE.get(key, "2"))]

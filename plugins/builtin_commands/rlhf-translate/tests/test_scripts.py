@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ MEANINGS = {
             "dynamic_filtering": {"low": 0.0, "high": 1.0},
             "icepop": {"low": 0.5, "high": 5.0},
             "stop_properly": {"coef": 0.0},
+            "reward_scaling": {"low": -10.0, "high": 10.0},
         },
         "reward": {"math_reward_func": {"name": "${WORK_DIR}/examples/python/math_reward_func.py"}},
     },
@@ -121,11 +123,15 @@ def test_the_configuration_is_accepted(translated, rlhf_here, tiny_model, scorer
         else {"prompt": "1+1=", "context_messages": "1+1=", "label": "2"}
     )
     Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    measured = tmp_path / "scorer"  # a reward model of OpenRLHF has these
+    shutil.copytree(scorer, measured)
+    config = json.loads((measured / "config.json").read_text())
+    (measured / "config.json").write_text(json.dumps({**config, "mean": 0.5, "std": 2.0}))
     flags = ["--actor.model", tiny_model, "--data", "rows.jsonl", "--run-dir", "run"]
     flags += ["--actor.attn-implementation", "sdpa"] if "flash_attention_2" in text else []
     flags += [word for key in unset(plain(read_yaml(Path("ours.yaml")))) for word in (flag(key), PLAUSIBLE.get(key, "2"))]
     flags += ["--eval.data", "rows.jsonl"] if "\neval:\n  data:" in text else []
-    flags += ["--reward-model.model", scorer] if "\nreward_model:" in text else []
+    flags += ["--reward-model.model", measured] if "\nreward_model:" in text else []
     done = rlhf_here("train", "--config", "ours.yaml", *flags, "--dry-run")
     assert done.exit_code == 0, done.output
     assert "Checked: settings, plugins" in done.output

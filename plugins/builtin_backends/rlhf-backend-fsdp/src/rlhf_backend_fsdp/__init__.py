@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from rlhf_host import UserError
 from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RunsPasses, RuntimeStart, TrainedModel, TrainingMemory
 
+ELEMENTWISE = ("AdamW", "Adam", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "SGD", "ASGD")
+"""Optimizers of ``torch.optim`` whose step of a number depends on that number alone, so that it is the same in a piece."""
 QUANTIZED = "backend fsdp cannot split weights in 4 bits: choose --backend torch, or leave quantize out"
 
 
@@ -32,11 +34,27 @@ class FSDP:
         offload: Literal["none", "cpu"] = Field(
             "none", description="cpu: weights, gradients and optimizer state are in CPU memory, where the optimizer steps"
         )
+        optimizer: str = Field(
+            "AdamW", description=f"optimizer of torch.optim that steps each number alone: {', '.join(ELEMENTWISE)}"
+        )
+        optimizer_args: list[str] = Field([], description="KEY=VALUE for the optimizer, such as momentum=0.9")
         offload_while_sampling: Literal["all", "optimizer"] = Field(
             "all",
             description="what goes to CPU memory while engines sample on the same devices: weights and optimizer state, or the"
             " optimizer state alone, where the weights fit beside the engine",
         )
+
+        @field_validator("optimizer")
+        @classmethod
+        def _steps_numbers(cls, name: str) -> str:
+            if name in ELEMENTWISE:
+                return name
+            reason = {"Muon": "Muon needs whole matrices", "Adafactor": "Adafactor needs whole rows and columns"}.get(
+                name, "8 bits share a scale among neighbours" if name.endswith("8bit") else f"{name} is not one of them"
+            )
+            raise ValueError(
+                f"each process steps its own pieces of the weights, with {', '.join(ELEMENTWISE)}; {reason}: choose --backend torch"
+            )
 
     traits = BackendTraits(debug=False, even_passes=True, sharded=True, everywhere=True, in_pieces=True, splits_frozen=True)
 
@@ -47,6 +65,10 @@ class FSDP:
         trained = {need.name for need in start.needs.roles if need.trainable}
         if any(role.quantize for name, role in start.roles.items() if name in trained):
             raise UserError(QUANTIZED)
+        from rlhf_host.backends import check_optimizer
+
+        for name in trained:
+            check_optimizer(self.options.optimizer, self.options.optimizer_args, start.roles[name])
 
     savers = ({"offload": "cpu"},)
 
@@ -62,11 +84,15 @@ class FSDP:
         block = 2 * width * model.block + (width + 4) * model.trained_block
         away = options.offload == "cpu" and on_gpu
         held = 0.0 if away else 1 / shard
+        from rlhf_host.backends import arguments_of, state_bytes
+
+        plain = options.optimizer == "AdamW"
+        kept = 8 if plain else state_bytes(options.optimizer, arguments_of(options.optimizer_args))
         left = 0.0 if options.offload_while_sampling == "all" else held * model.bytes
         return TrainingMemory(
             weights=held * model.bytes,
             gradients=held * 4 * model.trained,
-            optimizer=held * 8 * model.trained,
+            optimizer=held * kept * model.trained,
             gathered=root + block,
             ending=root + (width + 4) * model.trained_outside,
             stays=left if on_gpu else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from rlhf_host import UserError
 from rlhf_host.backends import (
     Parking,
     Parks,
+    arguments_of,
     copy_model,
     deal,
     decayed_groups,
     has_adapters,
     is_quantized,
     learning_rate,
+    make_optimizer,
     merged_units,
     merged_weights,
     named_buffers,
@@ -40,7 +42,7 @@ COPIED_BYTES = 2**28
 
 
 class FSDPBackend(Parks):
-    """One role's split model, and AdamW over this process's pieces of it.
+    """One role's split model, and an optimizer over this process's pieces of it.
 
     Losses are shares of the whole batch's, so gradients are summed over ranks. At the start, every rank has the same whole model,
     or reads its pieces. torch's default process group must be that of ``start.ranks``.
@@ -66,10 +68,11 @@ class FSDPBackend(Parks):
         self._passes = split(start, mesh, self.precision, self.device, offload=options.offload == "cpu")
         self._weights: dict[str, Any] = dict(self.model.named_parameters())
         self._pieces = {name: nn.Parameter(_piece(each)) for name, each in self._weights.items() if each.requires_grad}
-        """This process's pieces of what is trained: AdamW sees plain tensors."""
+        """This process's pieces of what is trained: the optimizer sees plain tensors."""
         groups = decayed_groups(list(self._pieces.values()), self.role.weight_decay)
-        self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=self.role.betas, eps=self.role.adam_eps, fused=True)
-        for piece in self._pieces.values():
+        self._arguments = arguments_of(options.optimizer_args)
+        self.optimizer = make_optimizer(options.optimizer, self._arguments, groups, self.role, self.lr, set())
+        for piece in self._pieces.values() if options.optimizer == "AdamW" and not self._arguments else ():
             averages = {name: torch.zeros_like(piece) for name in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[piece] = {"step": torch.zeros((), device=piece.device), **averages}
 
@@ -131,20 +134,39 @@ class FSDPBackend(Parks):
         it holds more than data.
         """
         self._refuse_away()
+        checkpoints.check_shape(directory, self._shape)
+        if self.options.optimizer != "AdamW" or self._arguments:
+            self._make_state(checkpoints.names(directory))
         self.updates = checkpoints.load(directory, self._state(), self._shape, self._writers)
 
     @property
     def _shape(self) -> dict[str, Any]:
-        return {"precision": self.precision}
+        return {"precision": self.precision, "optimizer": self.options.optimizer}
 
     def _state(self) -> dict[str, Tensor]:
         """Returns the optimizer's state by names. Averages are split as their weights are."""
         state: dict[str, Tensor] = {}
         for name, piece in self._pieces.items():
             weight = self._weights[name]
-            for key, value in self.optimizer.state[piece].items():
+            for key, value in self._kept(piece):
                 state[f"{name}:{key}"] = checkpoints.split_like(weight, value) if value.dim() else value
         return state
+
+    def _kept(self, piece: Tensor) -> list[tuple[str, Tensor]]:
+        """Returns the state of a piece; an optimizer without momentum, say, has None for it."""
+        return [(key, value) for key, value in self.optimizer.state.get(piece, {}).items() if isinstance(value, Tensor)]
+
+    def _make_state(self, saved: Collection[str]) -> None:
+        """Makes, of what is saved, the state that the optimizer makes in its first step, to be read into."""
+        other = nn.Parameter(torch.zeros(2, 3))
+        other.grad = torch.ones_like(other)
+        groups = [{"params": [other], "weight_decay": 0.0}]
+        first = make_optimizer(self.options.optimizer, self._arguments, groups, self.role, self.lr, set())
+        first.step()
+        for name, piece in self._pieces.items():
+            for key, value in first.state[other].items():
+                if f"{name}:{key}" in saved and isinstance(value, Tensor):
+                    self.optimizer.state[piece][key] = torch.zeros_like(piece) if value.dim() else torch.zeros_like(value)
 
     def save_model(self, directory: Path) -> Writer | None:
         """Copies the model to host memory, every process its share, of which it writes a file; an adapter is rank 0's alone."""
@@ -206,7 +228,7 @@ class FSDPBackend(Parks):
         """Returns weights and optimizer state, or the latter alone (``offload_while_sampling``)."""
         self._split()
         weights = [] if self.options.offload_while_sampling == "optimizer" else map(_piece, self._weights.values())
-        averages = (value for state in self.optimizer.state.values() for value in state.values() if value.dim())
+        averages = (value for piece in self._pieces.values() for _, value in self._kept(piece) if value.dim())
         return [*weights, *averages]
 
 

@@ -21,6 +21,8 @@ from rlhf_host.protocols import Writer
 
 SHAPE = "fsdp.json"
 STATE = "state"
+FORMER: dict[str, Any] = {"optimizer": "AdamW"}
+"""Properties of checkpoints that do not name them."""
 OTHER = "take another checkpoint of the run, or start a new run"
 
 
@@ -66,8 +68,21 @@ def load(directory: Path, state: dict[str, Tensor], shape: Mapping[str, Any], gr
     Raises:
         UserError: another backend, other properties or another model wrote it, or it cannot be read as data.
     """
+    updates = check_shape(directory, shape)
+    reader = DataReader(directory / STATE)
+    if different := reader.shapes().items() ^ {(name, tuple(tensor.shape)) for name, tensor in state.items()}:
+        raise UserError(f"{directory} is of another model: its {min(different)[0]} is not that of this run; {OTHER}")
     try:
-        saved = json.loads((directory / SHAPE).read_text("utf-8"))
+        dcp.load(state, storage_reader=reader, process_group=group)
+    except CheckpointException as error:  # of any rank: a damaged file can raise anything
+        raise UserError(f"{directory} cannot be read: {_in_one_line(error)}; {OTHER}") from error
+    return updates
+
+
+def check_shape(directory: Path, shape: Mapping[str, Any]) -> int:
+    """Returns the updates of a checkpoint. Raises ``UserError`` as ``load`` does, of all but its tensors."""
+    try:
+        saved = FORMER | json.loads((directory / SHAPE).read_text("utf-8"))
         updates = int(saved["updates"])
     except FileNotFoundError as error:
         raise UserError(
@@ -80,14 +95,12 @@ def load(directory: Path, state: dict[str, Tensor], shape: Mapping[str, Any], gr
             raise UserError(
                 f"{directory} was written with {name} {saved.get(name)}, this run has {value}: resume with the same"
             )
-    reader = DataReader(directory / STATE)
-    if different := reader.shapes().items() ^ {(name, tuple(tensor.shape)) for name, tensor in state.items()}:
-        raise UserError(f"{directory} is of another model: its {min(different)[0]} is not that of this run; {OTHER}")
-    try:
-        dcp.load(state, storage_reader=reader, process_group=group)
-    except CheckpointException as error:  # of any rank: a damaged file can raise anything
-        raise UserError(f"{directory} cannot be read: {_in_one_line(error)}; {OTHER}") from error
     return updates
+
+
+def names(directory: Path) -> set[str]:
+    """Returns the names of all tensors. Raises ``UserError`` as ``load`` does."""
+    return set(DataReader(directory / STATE).shapes())
 
 
 class DataWriter(dcp.FileSystemWriter):
