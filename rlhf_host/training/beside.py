@@ -69,7 +69,7 @@ def joined(batch: Experience, rows: Experience, alias: str) -> Experience:
         known = theirs if mine is None else mine
         if not isinstance(known, Tensor) or not known.shape or len(known) not in (len(batch), len(rows)):
             return mine
-        empty = math.nan if name in UNKNOWN else 0
+        empty = math.nan if name in UNKNOWN else -1 if name == "parent" else 0
         timed = known.dim() > 1 and known.shape[1] == (batch if mine is not None else rows).completion_mask.shape[1]
         if not timed or name == "plugin_rewards":
             sizes = (len(batch), len(rows))

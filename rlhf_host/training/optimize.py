@@ -72,7 +72,8 @@ def optimize(
 
 def _updates(experience: Experience, beside: Mapping[str, Experience], count: int, seed: Sequence[int]) -> Iterator[Experience]:
     """Yields the rows of each update: minibatches of the batch, and as many of the rows beside it."""
-    others = {alias: list(_minibatches(rows, count, seed)) for alias, rows in beside.items()}
+    made = min(count, int(experience.group_id.max()) + 1)  # a batch that filters left short has fewer
+    others = {alias: list(_minibatches(rows, made, seed)) for alias, rows in beside.items()}
     for number, batch in enumerate(_minibatches(experience, count, seed)):
         for alias, parts in others.items():
             if number < len(parts):

@@ -85,6 +85,20 @@ def test_steps_and_minibatches_without_rows_train_as_ever(tmp_path):
     assert rows[1]["grad_norm"] > 0
 
 
+def test_a_batch_that_filters_left_short_trains_with_all_rows(tmp_path):
+    """One group is left of four, so there is one update, of three."""
+
+    class Choosy(Given):
+        @hookimpl
+        def keep_group(self, group):
+            return group.task.prompt == DATA[0]["prompt"]
+
+    more = {"train.minibatches": 3, "rollout.max_refills": 0, "steps": 1}
+    plugin = Choosy(lambda step: ROWS)
+    train(tmp_path, plugin, **more)
+    assert int(torch.cat([mask.flatten() for mask, _, _ in plugin.seen]).sum()) == 6
+
+
 def test_the_rest_of_the_batch_does_not_notice(tmp_path):
     class Silent(Given):
         @hookimpl
@@ -119,6 +133,7 @@ def test_a_joined_batch_has_every_field_of_both():
     batch.advantages = batch.action_mask.float()
     batch.columns, rows.columns = {"margin": torch.ones(2)}, {"weight": torch.ones(3)}
     batch.prompts = {"teacher": [[1, 2], [3, 4]]}
+    batch.parent, batch.branch = torch.tensor([-1, 0]), torch.tensor([0, 4])
     batch.extra = {"mine": {"beside": torch.zeros(2, 5, dtype=torch.bool), "rate": 0.5}, "other": {"each": torch.ones(2, 5)}}
     both = joined(batch, rows, "mine")
     assert len(both) == 5
@@ -133,6 +148,7 @@ def test_a_joined_batch_has_every_field_of_both():
     assert (both.extra["mine"]["rate"], both.extra["other"]["each"][2:].sum()) == (0.5, 0.0)
     assert both.group_id.tolist() == [0, 1, 2, 3, 4]
     assert both.episode_id.tolist() == [0, 1, 2, 3, 4]
+    assert (both.parent.tolist(), both.branch.tolist()) == ([-1, 0, -1, -1, -1], [0, 4, 0, 0, 0])
     assert both.columns["margin"].isnan().tolist() == [False, False, True, True, True]
     assert both.columns["weight"].isnan().tolist() == [True, True, False, False, False]
     assert both.plugin_rewards[2:].isnan().all()
