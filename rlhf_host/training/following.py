@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlhf_host.backends.weights import stored_weights
+from rlhf_host.backends.weights import named_weights, stored_weights
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import Buckets
 
@@ -15,7 +15,7 @@ BUCKET_BYTES = 2**28
 
 def refuse_different(follower: str, model: nn.Module, source: str, other: nn.Module) -> None:
     """Raises ``UserError`` for two models whose weights have other names or shapes."""
-    own, theirs = ({name: tuple(weight.shape) for name, weight in stored_weights(each).items()} for each in (model, other))
+    own, theirs = ({name: tuple(weight.shape) for name, weight in named_weights(each)} for each in (model, other))
     if different := sorted(own.items() ^ theirs.items()):
         raise UserError(
             f"the role {follower} follows {source}, and their models differ, as in {different[0][0]}: leave {follower}.model out,"

@@ -49,6 +49,8 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
         settings = settings.model_copy(update={"dtype": "float32"})
     if override is not None:
         settings = settings.model_copy(update={"adapter" if is_adapter(override) else "model": str(override)})
+        if need.moves:  # its files have what its source's adapter began with
+            settings = settings.model_copy(update={"adapter": None})
     elif need.trainable and settings.adapter and settings.lora.rank:
         raise UserError(
             f"the role {need.name} continues to train the adapter {settings.adapter}, so it cannot get a new one: leave lora.rank"

@@ -69,11 +69,6 @@ def _refuse_follower(need: RoleNeed, own: RoleConfig, source: RoleNeed | None, o
         )
     if need.follows.live and not _same(own, other):
         raise UserError(f"the role {need.name} is {source.name} itself: leave its {', '.join(SAME)} out")
-    if need.moves and (own.adapter or own.lora.rank or other.adapter or other.lora.rank):
-        raise UserError(
-            f"the role {need.name} follows all weights of {source.name}, which trains an adapter: leave the adapter out, or let"
-            f" {need.name} be {source.name} itself, or stay where it starts"
-        )
     if need.moves and (own.quantize or own.dtype in ("bfloat16", "float16")):
         raise UserError(
             f"the role {need.name} follows {source.name} in small steps, which only 32 bits hold: leave its quantize and dtype out"

@@ -18,6 +18,7 @@ REFERENCE = ("--algo", "rloo", "--with", "moving_reference", "--moving-reference
 SELF = ("--algo", "sdpo", *WORDS, "--algo.success", "-9", "--algo.signal", "full", "--algo.beta", "0.5", "--algo.teacher-share")
 CASES = {
     "reference": (*REFERENCE, "--kl.coef", "0.1"),
+    "adapter": (*REFERENCE, "--kl.coef", "0.1", "--actor.lora.rank", "4"),
     "live": (*SELF, "1"),
     "average": (*SELF, "0.25", "--algo.top-k", "6"),
     "scaled": (
@@ -43,6 +44,7 @@ def metrics(run):
     [
         ("reference", "fsdp"),
         ("reference", "deepspeed"),
+        ("adapter", "fsdp"),
         ("live", "torch"),
         ("live", "deepspeed"),
         ("average", "fsdp"),
@@ -59,10 +61,8 @@ def test_two_ranks_under_ray_train_as_one_process_does_and_resume(rlhf, tiny_mod
     common += ["--actor.lr", "1e-3", "--actor.adam-eps", "1e-4", "--kernels", "none", "--checkpoint.every", "2"]
     rlhf.run(*common, "--run-dir", tmp_path / "one")
     split = ("--backend.zero-stage", "3") if backend == "deepspeed" else ()
-    placed = (
-        "--placement",
-        {"beside": "actor=2", "scaled": "actor=2", "reference": "actor+reference=2"}.get(case, "actor+teacher=2"),
-    )
+    alone, both = dict.fromkeys(("beside", "scaled"), "actor=2"), dict.fromkeys(("reference", "adapter"), "actor+reference=2")
+    placed = ("--placement", (alone | both).get(case, "actor+teacher=2"))
     rlhf.run(*common, *RAY, "--backend", backend, *split, *placed, "--placement", "rollout=1", "--run-dir", tmp_path / "two")
     rlhf.run("train", "--resume", tmp_path / "two", "--train.steps", "4")
     rlhf.run("train", "--resume", tmp_path / "one", "--train.steps", "4")
