@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlhf_host.backends.weights import named_weights, stored_weights
+from rlhf_host.backends.weights import stored_weights
 from rlhf_host.errors import UserError
+from rlhf_host.models.adapters import adapter_layers, has_adapters
 from rlhf_host.protocols import Buckets
 
 BUCKET_BYTES = 2**28
@@ -15,12 +16,21 @@ BUCKET_BYTES = 2**28
 
 def refuse_different(follower: str, model: nn.Module, source: str, other: nn.Module) -> None:
     """Raises ``UserError`` for two models whose weights have other names or shapes."""
-    own, theirs = ({name: tuple(weight.shape) for name, weight in named_weights(each)} for each in (model, other))
+    own, theirs = (_shapes(each) for each in (model, other))
     if different := sorted(own.items() ^ theirs.items()):
         raise UserError(
             f"the role {follower} follows {source}, and their models differ, as in {different[0][0]}: leave {follower}.model out,"
             " or give a model of the same shape"
         )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of all weights, under the names that they have once adapters are merged. They may have no memory yet."""
+    layers = adapter_layers(model) if has_adapters(model) else []
+    own = {weight for _, layer in layers for name, weight in layer.named_parameters() if not name.startswith("base_layer.")}
+    added = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in own}
+    weights = stored_weights(model).items()
+    return {name.replace(".base_layer.", "."): tuple(weight.shape) for name, weight in weights if name not in added}
 
 
 @torch.no_grad()
