@@ -266,6 +266,9 @@ class RoleHandle(Protocol):
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         """Returns, per trajectory, the scalar head where transformers reads it; see ``Outputs.scores``."""
 
+    async def token_scores(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """Returns, per trajectory, the scalar head after each completion token; see ``Outputs.token_scores``."""
+
 
 @dataclass(slots=True)
 class ScoreContext:

@@ -63,6 +63,9 @@ class TrainerRole:
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return (await self._run(self._trainer.outputs, self.name, "scores", self._batch(trajectories))).tolist()
 
+    async def token_scores(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        return await self._per_token("token_scores", trajectories)
+
     async def _per_token(
         self, output: RoleOutput, trajectories: Sequence[Trajectory], temperature: float | None = None
     ) -> list[list[float]]:

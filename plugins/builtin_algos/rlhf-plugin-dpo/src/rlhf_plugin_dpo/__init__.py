@@ -1,8 +1,8 @@
-"""Direct preference optimization: DPO, conservative DPO and IPO, with the other losses of pairs as an option."""
+"""Direct preference optimization: DPO, conservative DPO, IPO and CPO, with the other losses of pairs as an option."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,3 +49,21 @@ class IPO(DPO):
     """IPO: the gap between chosen and rejected goes to 1/(2 beta), not further (arXiv:2310.12036)."""
 
     Options = IPOOptions
+
+
+class CPOOptions(F.PreferenceOptions):
+    loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo"] = Field(
+        "sigmoid", description="preference loss; sigmoid_norm (CPO-SimPO) and ipo compare means over tokens, the others sums"
+    )
+    reference_free: Literal[True] = Field(True, description="always: there is no reference model")
+    nll_coef: float = Field(1.0, ge=0, description="weight of the negative log-likelihood of the chosen")
+
+
+class CPO(DPO):
+    """CPO: the chosen completion must be likelier than the rejected one, and likely itself, without a reference.
+
+    ``−log σ(β·log π(chosen) − β·log π(rejected))`` (arXiv:2401.08417, eq. 3) plus ``−log π(chosen)`` (eq. 4, eq. 5), a mean over the
+    chosen tokens.
+    """
+
+    Options = CPOOptions

@@ -66,6 +66,9 @@ class MadeUpRole:
     async def scores(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return [self._number(ids) for ids in map(_completion, trajectories)]
 
+    async def token_scores(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        return [[self._number(ids[: i + 1]) for i in range(len(ids))] for ids in map(_completion, trajectories)]
+
     def _number(self, ids: list[int]) -> float:
         return zlib.crc32(f"{self.name} {ids}".encode()) / 2**32
 
