@@ -121,6 +121,11 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
     if talking := [need.name for need in needs.roles if need.generates and not traits.runtime.generates]:
         other = recommended("runtime", "generates")
         yield f"the role {talking[0]} generates, and runtime {runtime} has engines for the actor only: use --runtime {other}"
+    if traits.engine.takes != "module" and (mixed := [need.name for need in needs.roles if need.mixes is not None]):
+        yield (
+            f"the role {mixed[0]} samples from its mixture with the actor, which engine {engine} cannot: its weights are its own;"
+            " choose an engine that samples from the trainer's module"
+        )
     if not needs.samples:
         return
     if traits.in_place and traits.backend.sharded:

@@ -303,9 +303,14 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
             if need.name == "actor" and need.source == "actor":
                 need = replace(need, source=None)
             owner, known = roles.setdefault(need.name, (key, need))
-            if known.follows is None or need.follows is None:  # it moves if one plugin says so
-                follows = known.follows or need.follows
-                known, need = replace(known, follows=follows), replace(need, follows=follows)
+            if known.follows is None or need.follows is None:  # it moves, or generates, if one plugin says so
+                follows, generates = known.follows or need.follows, known.generates or need.generates
+                mixes = need.mixes if known.mixes is None else known.mixes
+                try:
+                    wider = {"follows": follows, "generates": generates, "mixes": mixes}
+                    known, need = replace(known, **wider), replace(need, **wider)
+                except ValueError as error:
+                    raise PluginError(f"{owner} and {key} need the role {need.name!r} differently: {error}") from error
                 roles[need.name] = (owner, known)
             if known != need:
                 raise PluginError(
@@ -358,6 +363,7 @@ def _spec(need: RoleNeed) -> str:
     rate = "" if need.lr is None else f", learning rate {need.lr:g}"
     rate += f", after {need.idle_steps} steps" if need.idle_steps else ""
     kind = "trainable" if need.trainable else "frozen" + (" and generating" if need.generates else "")
+    kind += "" if need.mixes is None else f" with a share of {need.mixes:g} in a mixture"
     if need.follows is not None:
         kind = f"following by {need.follows.share:g} every {need.follows.every} steps"
     return f"{need.head} head, {kind}, from {need.source or 'its own model'}{rate}"

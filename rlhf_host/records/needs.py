@@ -48,7 +48,12 @@ class RoleNeed:
     idle_steps: int = 0
     """Number of first steps in which no loss trains it; its learning rate's schedule begins after them."""
     generates: bool = False
-    """A frozen model that agents talk to (``policy.role``)."""
+    """A frozen model that agents talk to (``policy.role``). Where plugins need the same role, it generates if one of them says
+    so.
+    """
+    mixes: float | None = None
+    """For a role that generates: it samples from its geometric mixture with the role that it comes from, as that is trained,
+    ``p ∝ p_source^(1 − mixes)·p_own^mixes`` token by token. Only engines that sample with modules of transformers can."""
     follows: Follow | None = None
     """A frozen model whose weights move: an average of the policy's, a moving reference, or the policy itself as a teacher. Where
     plugins need the same role, it moves if one of them says so."""
@@ -61,6 +66,10 @@ class RoleNeed:
     def __post_init__(self) -> None:
         if self.follows is not None and (self.trainable or self.generates or self.source is None or self.source == self.name):
             raise ValueError(f"the role {self.name!r} follows another, so it is frozen, does not generate, and has a source")
+        if self.mixes is not None and not (0 < self.mixes < 1 and self.generates and self.source == "actor"):
+            raise ValueError(
+                f"the role {self.name!r} mixes, so it generates, comes from the actor, and its share lies between 0 and 1"
+            )
         if self.generates and (self.trainable or self.head != "lm" or self.name == "actor"):
             raise ValueError(
                 f"the role {self.name!r} generates, so it is no actor, frozen, and has the head of a language model"

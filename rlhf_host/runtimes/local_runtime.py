@@ -10,9 +10,22 @@ from typing import Any
 
 from torch import Tensor
 
+from rlhf_host.engines.mixed import MixedKernels
 from rlhf_host.errors import blaming
 from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
-from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EnginePlugin, EngineStart, RuntimeStart, SyncTarget, Update, Writer
+from rlhf_host.protocols import (
+    NO_WEIGHTS,
+    Compute,
+    Engine,
+    EnginePlugin,
+    EngineStart,
+    Kernels,
+    RuntimeStart,
+    SyncTarget,
+    Update,
+    Writer,
+)
+from rlhf_host.records.needs import RoleNeed
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
 from rlhf_host.runtimes.building import Roles, RolesSetup, save_for_engine, with_tokenizer
 from rlhf_host.runtimes.compute import Inline, OneThread
@@ -77,16 +90,19 @@ class LocalRuntime:
             self._start_engine(start.engine.build(), start, roles)
             for need in start.needs.roles:
                 if need.generates:
-                    self.engines[need.name] = self._start_frozen(start.engine.build(), need.name, start, roles)
+                    self.engines[need.name] = self._start_frozen(start.engine.build(), need, start, roles)
 
-    def _start_frozen(self, engine: EnginePlugin, name: str, start: RuntimeStart, roles: Roles) -> Engine:
+    def _start_frozen(self, engine: EnginePlugin, need: RoleNeed, start: RuntimeStart, roles: Roles) -> Engine:
         """Starts an engine for a role whose weights do not change."""
-        model: Any = roles.models[name]
-        tokenizer = load_tokenizer(start.roles[name])
+        model: Any = roles.models[need.name]
+        tokenizer = load_tokenizer(start.roles[need.name])
+        kernels: Kernels = roles.kernels
+        if need.mixes is not None:
+            kernels = MixedKernels(kernels, roles.models["actor"], need.mixes)
         with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory, blaming(self._engine_name, "start"):
             if engine.traits.takes != "module":
                 model = save_for_engine(model, tokenizer, directory, with_weights=True)
-            setup = EngineStart(model=model, tokenizer=tokenizer, version=0, compute=self._compute, kernels=roles.kernels)
+            setup = EngineStart(model=model, tokenizer=tokenizer, version=0, compute=self._compute, kernels=kernels)
             return engine.start(setup)
 
     def _start_engine(self, engine: EnginePlugin, start: RuntimeStart, roles: Roles) -> None:

@@ -30,11 +30,12 @@ def actor_metrics(
     trainer = logprobs if against_sampler or batch.old_logprobs is None else batch.old_logprobs
     metrics = []
     if sampled_now:
-        gap = torch.where(mask, trainer - batch.sampler_logprobs, 0.0)
+        sampled = mask & batch.sampler_logprobs.isfinite()  # some rows may be of another model, or of nobody
+        gap = torch.where(sampled, trainer - batch.sampler_logprobs, 0.0)
         metrics += [
-            Metric("mismatch/mean", gap.abs(), mask),
-            Metric("mismatch/max", gap.abs(), mask, reduce="max"),
-            Metric("mismatch/k3", kl_estimate(batch.sampler_logprobs, trainer, mask, "k3"), mask),
+            Metric("mismatch/mean", gap.abs(), sampled),
+            Metric("mismatch/max", gap.abs(), sampled, reduce="max"),
+            Metric("mismatch/k3", kl_estimate(batch.sampler_logprobs, trainer, sampled, "k3"), sampled),
         ]
     if batch.old_logprobs is not None:
         metrics += [

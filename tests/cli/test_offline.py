@@ -45,7 +45,7 @@ def curve(folder):
     return [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("algo", ["dpo", "ipo", "cdpo", "kto", "rm"])
+@pytest.mark.parametrize("algo", ["dpo", "ipo", "cdpo", "cpo", "kto", "rm"])
 def test_pairs_are_learnt_and_what_comes_next_is_said(algo, rlhf_here, flags, tmp_path):
     result = rlhf_here(*flags(algo, "--data.epochs", "4"))
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
-from rlhf_plugin_dpo import CDPO
+from rlhf_plugin_dpo import CDPO, CPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
 
@@ -233,6 +233,32 @@ def test_simpo_is_trls_with_means_and_no_reference(data, same, offline, noise):
 
     options = {"beta": 2.0, "gamma": 0.5, "label_smoothing": noise}
     same(data.preference(loss="sigmoid_norm", reference_free=True, **options), of, data.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("sigmoid", "sigmoid"), ("sigmoid_norm", "simpo"), ("hinge", "hinge"), ("ipo", "ipo")]
+)
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_cpo_is_trls(data, same, offline, here, there, alpha):
+    """Its loss of pairs, and its likelihood of the chosen: a mean over their tokens."""
+    options = {
+        "beta": 0.3,
+        "gamma": 0.5 if there == "simpo" else 0.0,
+        "label_smoothing": 0.0 if here in ("hinge", "ipo") else 0.1,
+    }
+    noise = options["label_smoothing"]
+    trainer = SimpleNamespace(
+        alpha=0.0, beta=0.3, simpo_gamma=0.5, label_smoothing=noise, loss_type=there, accelerator=SimpleNamespace(device="cpu")
+    )
+
+    def of(logprobs):
+        sums = logprobs.sum(-1) / (data.mask.sum(-1) if there in ("simpo", "ipo") else 1)
+        losses = offline.cpo.CPOTrainer.cpo_loss(trainer, *sums.chunk(2))[0]
+        return losses.mean() - alpha * logprobs[:4].sum() / data.mask[:4].sum()
+
+    plugin = CPO(CPO.Options(loss=here, nll_coef=alpha, **options))
+    same(data.ours(lambda logprobs: plugin.compute_loss(Outputs(logprobs=logprobs), data.batch)), of, data.logprobs)
+    assert CPO.Options().nll_coef == 1.0  # TRL's cpo_alpha
 
 
 def test_orpo_is_trls_but_for_the_prompt_in_the_likelihood(data, same, offline):

@@ -1,4 +1,4 @@
-"""The host's contract, check by check, for DPO, conservative DPO and IPO."""
+"""The host's contract, check by check, for DPO, conservative DPO, IPO and CPO."""
 
 from rlhf_authoring import algorithm_contract
 
@@ -9,4 +9,6 @@ TestNoise = algorithm_contract("dpo", {"loss": "exo_pair", "label_smoothing": 0.
 TestSimPO = algorithm_contract(
     "dpo", {"loss": "sigmoid_norm", "reference_free": True, "beta": 2.5, "gamma": 1.4, "nll_coef": 0.1}
 )
+TestCPO = algorithm_contract("cpo")
+TestCPOSimPO = algorithm_contract("cpo", {"loss": "sigmoid_norm", "beta": 2.0, "gamma": 0.5, "nll_coef": 0.5})
 TestLD = algorithm_contract("dpo", {"loss": "sigmoid", "ld_alpha": 0.3})

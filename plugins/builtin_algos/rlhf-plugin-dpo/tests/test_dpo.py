@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
-from rlhf_plugin_dpo import CDPO, DPO, IPO
+from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO
 
 from rlhf_host import LossTerm, Metric, Outputs
 
@@ -69,6 +69,21 @@ def test_ipo_squares_the_distance_of_the_means_from_its_target(batch):
     assert float(made(IPO, batch, beta=0.25, loss="ipo_sum")[0]["preference"].values[0]) == pytest.approx((3 - 1 - 2) ** 2)
 
 
+def test_cpo_is_the_loss_of_log_probabilities_and_the_likelihood_of_the_chosen(batch):
+    batch.logprobs.clear()
+    terms, metrics = made(CPO, batch, beta=0.5)
+    assert terms["preference"].values.tolist() == pytest.approx([softplus(2), softplus(4), softplus(2), softplus(4)])
+    assert (terms["nll"].coefficient, str(terms["nll"].aggregation)) == (1.0, "token-mean")
+    assert terms["nll"].values[0].tolist() == pytest.approx([4.0, 4.0, 4.0])
+    assert metrics["accuracy"] == [0.0, 0.0]
+    assert made(CPO, batch, nll_coef=0.0)[0].keys() == {"preference"}
+    assert [role.name for role in CPO(CPO.Options()).needs().roles] == ["actor"]
+    with pytest.raises(ValueError, match="CPO has no reference model"):
+        CPO.Options(reference_free=False)
+    with pytest.raises(ValueError, match="loss"):
+        CPO.Options(loss="apo_zero")
+
+
 def test_without_a_reference_the_log_probabilities_are_compared(batch):
     terms, _ = made(DPO, batch, beta=0.5, gamma=0.25, loss="sigmoid_norm", reference_free=True)
     gap = 0.5 * (-4 - -4) - 0.25
@@ -122,4 +137,4 @@ def test_needs_and_entry_points():
         assert [role.name for role in needs.roles] == ["actor"]
         assert needs.outputs == ()
     entries = {e.name: e.load() for e in importlib.metadata.entry_points(group="rlhf.algos")}
-    assert [entries[name] for name in ("dpo", "cdpo", "ipo")] == [DPO, CDPO, IPO]
+    assert [entries[name] for name in ("dpo", "cdpo", "ipo", "cpo")] == [DPO, CDPO, IPO, CPO]

@@ -1,7 +1,13 @@
-"""The host's contract, check by check, for online DPO."""
+"""The host's contract, check by check, for online DPO, XPO and Nash-MD, and their agents."""
 
-from rlhf_authoring import algorithm_contract
+from rlhf_authoring import agent_contract, algorithm_contract
 
 TestOnlineDPO = algorithm_contract("online_dpo")
 TestNLL = algorithm_contract("online_dpo", {"loss": "sigmoid", "nll_coef": 0.5, "label_smoothing": 0.1})
 TestReferenceFree = algorithm_contract("online_dpo", {"loss": "sigmoid_norm", "reference_free": True, "gamma": 0.5})
+
+TestXPO = algorithm_contract("xpo", {"alpha": 0.01, "nll_coef": 0.1})
+TestNashMD = algorithm_contract("nash_md")
+TestTokens = algorithm_contract("nash_md", {"kl": "token", "preference": "order"})
+TestBesideReference = agent_contract("xpo")
+TestBesideMixture = agent_contract("nash_md", {"mixture": 0.125})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlhf_host import Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
 from rlhf_host import functional as F
@@ -55,14 +55,21 @@ class CPOOptions(F.PreferenceOptions):
     loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo"] = Field(
         "sigmoid", description="preference loss; sigmoid_norm (CPO-SimPO) and ipo compare means over tokens, the others sums"
     )
-    reference_free: Literal[True] = Field(True, description="always: there is no reference model")
+    reference_free: bool = Field(True, description="always true: there is no reference model")
     nll_coef: float = Field(1.0, ge=0, description="weight of the negative log-likelihood of the chosen")
+
+    @field_validator("reference_free")
+    @classmethod
+    def _has_none(cls, value: bool) -> bool:
+        if not value:
+            raise ValueError("CPO has no reference model: leave reference_free out, or take dpo with nll_coef")
+        return value
 
 
 class CPO(DPO):
     """CPO: the chosen completion must be likelier than the rejected one, and likely itself, without a reference.
 
-    ``−log σ(β·log π(chosen) − β·log π(rejected))`` (arXiv:2401.08417, eq. 3) plus ``−log π(chosen)`` (eq. 4, eq. 5), a mean over the
+    ``−log σ(β·log π(chosen) − β·log π(rejected))`` (arXiv:2401.08417, eq. 3) plus ``−log π(chosen)`` (eq. 5), a mean over the
     chosen tokens.
     """
 

@@ -11,7 +11,7 @@ from rlhf_authoring.contracts import batches
 from rlhf_authoring.contracts.batches import is_finite, make_batch, make_groups
 from rlhf_authoring.contracts.session import Session, check_running
 from rlhf_authoring.contracts.subject import Subject, check, expect
-from rlhf_host import Experience
+from rlhf_host import Experience, Trajectory
 
 SIZES = (4, 4, 4)
 
@@ -175,16 +175,21 @@ def rewritten_prompts_fit_the_rows(session: Session) -> None:
     expect(same[0] == same[1], "rewrite_prompts gives other prompts for the same batch")
 
 
+def tokens_of(row: Trajectory) -> list[tuple[str, list[int]]]:
+    """Returns the kinds and tokens of a row's segments."""
+    return [(segment.kind, list(segment.token_ids)) for segment in row.segments]
+
+
 @check("make_rows")
 def made_rows_are_of_the_samples(subject: Subject) -> None:
     """``make_rows`` gives the same rows every time: samples with the tokens that they were given with, none twice."""
     groups = make_groups(SIZES, turns=1)
-    given = {(row.group_id, row.sample): row.segments for group in groups for row in group.trajectories}
+    given = {(row.group_id, row.sample): tokens_of(row) for group in groups for row in group.trajectories}
     managers = [subject.manager(), subject.manager()]
     first, second, fresh = (list(one.one("make_rows", groups=groups)) for one in (managers[0], *managers))
     expect(first, "make_rows gives no row of groups whose rewards differ")
     expect(first == second == fresh, "make_rows gives other rows the second time")
     names = [(row.group_id, row.sample) for row in first]
     expect(len(set(names)) == len(names), "make_rows gives a sample twice")
-    strange = [row for row, name in zip(first, names, strict=True) if given.get(name) != row.segments]
+    strange = [row for row, name in zip(first, names, strict=True) if given.get(name) != tokens_of(row)]
     expect(not strange, "make_rows gives a row with other tokens than the sample's")

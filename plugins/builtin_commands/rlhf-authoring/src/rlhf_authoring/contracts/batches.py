@@ -84,7 +84,8 @@ def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
     for salt, output in enumerate(output for output in subject.needs.outputs if output.role):
         role, what = output.role, output.what
         if what == "logprobs":
-            batch.logprobs[role] = torch.where(batch.completion_mask, batch.sampler_logprobs + 0.1 * noise(batch, salt), 0.0)
+            near = batch.sampler_logprobs.nan_to_num(-0.6)  # rows of another model have none
+            batch.logprobs[role] = torch.where(batch.completion_mask, near + 0.1 * noise(batch, salt), 0.0)
         elif what == "values":
             batch.values[role] = noise(batch, salt)
         elif what == "entropy":

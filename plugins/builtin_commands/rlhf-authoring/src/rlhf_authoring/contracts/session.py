@@ -219,7 +219,13 @@ class Session:
         """The trajectories of each episode, played by the host's own code one after the other or all at once."""
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
         model = SampledModel(engine=Gate(engine or self.engine()), tokenizer=tokenizer())
-        runner = Episodes(self.manager, model, EpisodeSettings(sampling=sampling, max_tokens=max_tokens, strict=True))
+        limits = EpisodeSettings(sampling=sampling, max_tokens=max_tokens, strict=True)
+        frozen = {
+            need.name: Episodes(self.manager, SampledModel(engine=Gate(self.engine()), tokenizer=tokenizer()), limits)
+            for need in self.subject.needs.roles
+            if need.generates
+        }
+        runner = Episodes(self.manager, model, limits, frozen=frozen)
         chosen = self.episodes() if episodes is None else episodes
 
         async def at_once() -> list[list[Trajectory]]:

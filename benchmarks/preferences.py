@@ -1,0 +1,109 @@
+"""Do algorithms of pairs learn? CPO on made pairs, and online DPO, XPO and Nash-MD on sampled answers: two-digit sums by the
+quickstart's model, by the real command line.
+
+    python benchmarks/preferences.py                        # four algorithms, three seeds each: half an hour
+    python benchmarks/preferences.py --only cpo --seeds 0
+
+CPO's pairs are sums of the training split: the right answer, and that of somebody who forgets to carry, or adds one too much.
+Prints pass@1 over 1,500 held-out sums before and after, and leaves with 1 unless every run ends above its start by 0.1 or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlhf_host.data.arithmetic import split_problems
+from rlhf_host.models.places import find_model
+
+LEAST = 0.1
+ONLINE = ("--n", "4", "--batch-size", "32", "--max-new-tokens", "4", "--reward", "math_verifier", "--data", "arithmetic")
+SETTINGS = {
+    "cpo": ("--algo", "cpo", "--batch-size", "32", "--lr", "3e-4"),
+    "online_dpo": ("--algo", "online_dpo", *ONLINE, "--lr", "3e-4"),
+    "xpo": ("--algo", "xpo", "--agent", "xpo", *ONLINE, "--lr", "3e-4"),
+    "nash_md": (
+        "--algo",
+        "nash_md",
+        "--agent",
+        "nash_md",
+        "--algo.preference",
+        "order",
+        "--algo.beta",
+        "0.02",
+        *ONLINE,
+        "--lr",
+        "1e-3",
+    ),
+}
+QUIET = ("--checkpoint.every", "0", "--trajectories.every", "0", "--trajectories.show", "0", "--train.threads", "1")
+
+
+def pairs() -> list[dict[str, str]]:
+    """Returns a right and a wrong answer for each sum of the training split."""
+    rows = []
+    for prompt, answer in split_problems(2, "+", 1500)[0]:
+        a, b = map(int, prompt[:-1].split("+"))
+        wrong = a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 1
+        rows.append({"prompt": prompt, "chosen": answer, "rejected": str(wrong)})
+    return rows
+
+
+def rlhf(*arguments: str) -> str:
+    """Runs a command and returns what it printed; ends with what it said if it failed."""
+    command = [sys.executable, "-m", "rlhf_host.cli.main", *arguments]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr or done.stdout)
+    return done.stdout
+
+
+def accuracy(model: str) -> float:
+    """Returns pass@1 over the held-out sums."""
+    asked = ("--model", model, "--eval.data", "arithmetic", "--reward", "math_verifier", "--max-new-tokens", "4", "--json")
+    return float(json.loads(rlhf("eval", *asked))["eval/pass@1"])
+
+
+def train(name: str, seed: int, steps: int, out: Path) -> dict[str, Any]:
+    """Returns pass@1 before and after one run, and its seconds per step."""
+    run, start = out / f"{name}-{steps}-{seed}", find_model("quickstart").path
+    if not (run / "model").is_dir():
+        data: tuple[str, ...] = ()
+        if name == "cpo":
+            file = out / "pairs.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in pairs()))
+            data = ("--data", str(file))
+        common = ("--model", start, "--steps", str(steps), "--seed", str(seed), "--run-dir", str(run))
+        rlhf("train", *SETTINGS[name], *data, *common, *QUIET)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    pace = statistics.median(line["time/step"] for line in lines if "time/step" in line)
+    return {"before": accuracy(start), "after": accuracy(str(run / "model")), "pace": pace}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--only", action="append", choices=list(SETTINGS), help="repeatable")
+    parser.add_argument("--out", type=Path, default=Path("runs/preferences"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    good = True
+    print("| algorithm | pass@1 before | median after | min | s/step |\n|---|---|---|---|---|")
+    for name in options.only or SETTINGS:
+        results = [train(name, seed, options.steps, options.out) for seed in options.seeds]
+        after, before = [result["after"] for result in results], results[0]["before"]
+        good &= min(after) >= before + LEAST
+        pace = statistics.median(result["pace"] for result in results)
+        print(f"| `{name}` | {before:.3f} | {statistics.median(after):.3f} | {min(after):.3f} | {pace:.2f} |", flush=True)
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
