@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 from rlhf_plugin_distill import SDPO, Distill, OnPolicyDistill
-from rlhf_plugin_dpo import CDPO, DPO, IPO
+from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO
 from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, VESPO, GiGPO, MaxRL
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
 from rlhf_plugin_off_policy.m2po import M2PO
 from rlhf_plugin_online_dpo import OnlineDPO
+from rlhf_plugin_online_dpo.rivals import XPO, NashMD
 from rlhf_plugin_ppo import PPO
 from rlhf_plugin_raft import RAFT
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
@@ -35,6 +36,7 @@ PLUGINS = {
     "dpo": DPO,
     "cdpo": CDPO,
     "ipo": IPO,
+    "cpo": CPO,
     "kto": KTO,
     "rm": RewardModel,
     "prm": ProcessRewardModel,
@@ -46,6 +48,8 @@ PLUGINS = {
     "gigpo": GiGPO,
     "raft": RAFT,
     "online_dpo": OnlineDPO,
+    "xpo": XPO,
+    "nash_md": NashMD,
     "tis": TIS,
     "icepop": IcePop,
     "sequence_truncate": SequenceTruncate,

@@ -72,7 +72,7 @@ def test_ipo_squares_the_distance_of_the_means_from_its_target(batch):
 def test_cpo_is_the_loss_of_log_probabilities_and_the_likelihood_of_the_chosen(batch):
     batch.logprobs.clear()
     terms, metrics = made(CPO, batch, beta=0.5)
-    assert terms["preference"].values.tolist() == pytest.approx([softplus(2), softplus(4), softplus(2), softplus(4)])
+    assert terms["preference"].values.tolist() == pytest.approx([softplus(4), softplus(2), softplus(4), softplus(2)])
     assert (terms["nll"].coefficient, str(terms["nll"].aggregation)) == (1.0, "token-mean")
     assert terms["nll"].values[0].tolist() == pytest.approx([4.0, 4.0, 4.0])
     assert metrics["accuracy"] == [0.0, 0.0]

@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    model: str | None = Field(
-        None, description="the model's directory or hub name; default, for form scalar: roles.prm.model"
-    )
+    model: str | None = Field(None, description="the model's directory or hub name; default, for form scalar: roles.prm.model")
     form: Literal["scalar", "labels", "tags"] = Field(
         "scalar",
         description="the model's head: scalar (one number, as --algo prm trains), labels (a token classifier, wrong and right) or"
@@ -93,9 +91,7 @@ class ProcessReward:
         if options.form == "scalar":
             other = config.get("roles", {}).get("prm", {}).get("model")
             if options.model and other and other != options.model:
-                raise UserError(
-                    f"the option model is {options.model} and roles.prm.model is {other}: give one of them"
-                )
+                raise UserError(f"the option model is {options.model} and roles.prm.model is {other}: give one of them")
             tokenizer = tokenizers["prm"]
         else:
             tokenizer = self._open()

@@ -220,11 +220,7 @@ class Session:
         sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
         model = SampledModel(engine=Gate(engine or self.engine()), tokenizer=tokenizer())
         limits = EpisodeSettings(sampling=sampling, max_tokens=max_tokens, strict=True)
-        frozen = {
-            need.name: Episodes(self.manager, SampledModel(engine=Gate(self.engine()), tokenizer=tokenizer()), limits)
-            for need in self.subject.needs.roles
-            if need.generates
-        }
+        frozen = {need.name: Episodes(self.manager, model, limits) for need in self.subject.needs.roles if need.generates}
         runner = Episodes(self.manager, model, limits, frozen=frozen)
         chosen = self.episodes() if episodes is None else episodes
 
