@@ -303,15 +303,11 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
             if need.name == "actor" and need.source == "actor":
                 need = replace(need, source=None)
             owner, known = roles.setdefault(need.name, (key, need))
-            if known.follows is None or need.follows is None:  # it moves, or generates, if one plugin says so
-                follows, generates = known.follows or need.follows, known.generates or need.generates
-                mixes = need.mixes if known.mixes is None else known.mixes
-                try:
-                    wider = {"follows": follows, "generates": generates, "mixes": mixes}
-                    known, need = replace(known, **wider), replace(need, **wider)
-                except ValueError as error:
-                    raise PluginError(f"{owner} and {key} need the role {need.name!r} differently: {error}") from error
-                roles[need.name] = (owner, known)
+            try:  # it moves, generates or mixes if one plugin says so
+                known, need = _joined(known, need), _joined(need, known)
+            except ValueError as error:
+                raise PluginError(f"{owner} and {key} need the role {need.name!r} differently: {error}") from error
+            roles[need.name] = (owner, known)
             if known != need:
                 raise PluginError(
                     f"{owner} and {key} need the role {need.name!r} differently: {_spec(known)}, and {_spec(need)}"
@@ -357,6 +353,16 @@ def _refuse_other_needs(key: str, needs: Needs, manager: PluginManager) -> None:
         raise PluginError(f"{key} returns {given} from needs, which is not for {a(kind)}: return {own}")
     if (hooks := NEEDED.get(type(needs))) and not {*hooks} & {*manager.hooks(key)}:
         raise PluginError(f"{key} returns {given} from needs, and has no {' or '.join(hooks)}: return Needs")
+
+
+def _joined(need: RoleNeed, other: RoleNeed) -> RoleNeed:
+    """Returns the need with what only the other says. Raises ``ValueError`` where one role cannot be both."""
+    return replace(
+        need,
+        follows=need.follows or other.follows,
+        generates=need.generates or other.generates,
+        mixes=other.mixes if need.mixes is None else need.mixes,
+    )
 
 
 def _spec(need: RoleNeed) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_host import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs, PluginError, RewardNeeds, hookimpl
+from rlhf_host import AgentNeeds, AlgoNeeds, CorrectionNeeds, Follow, Needs, PluginError, RewardNeeds, RoleNeed, hookimpl
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -54,3 +54,25 @@ def test_what_is_an_algorithm_s_own_stays_and_what_all_may_say_is_joined():
 def test_needs_of_another_kind_are_refused(plugin, message):
     with pytest.raises(PluginError, match=message):
         merge_needs(manager(plugin))
+
+
+def test_a_role_generates_if_one_plugin_says_so():
+    role = RoleNeed("reference", generates=True, mixes=0.5)
+    found = merge_needs(
+        manager(("algo", AlgoNeeds(roles=(RoleNeed("reference"),))), ("agent", Needs(roles=(role,)), "agent_run"))
+    )
+    assert found.roles == (role,)
+    with pytest.raises(PluginError, match="algo:p0 and agent:p1 need the role 'reference' differently"):
+        merge_needs(
+            manager(
+                ("algo", AlgoNeeds(roles=(RoleNeed("reference", generates=True, mixes=0.25),))),
+                ("agent", Needs(roles=(role,)), "agent_run"),
+            )
+        )
+    with pytest.raises(PluginError, match=r"need the role 'reference' differently: .* follows another"):
+        merge_needs(
+            manager(
+                ("algo", AlgoNeeds(roles=(RoleNeed("reference", follows=Follow(0.5)),))),
+                ("agent", Needs(roles=(RoleNeed("reference", generates=True),)), "agent_run"),
+            )
+        )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
+import torch
 from pydantic import BaseModel
+from transformers import AutoModelForCausalLM
 
 import rlhf_host
 from rlhf_host import Needs, RoleNeed, UserError, hookimpl
@@ -89,3 +92,65 @@ def test_ray_refuses_a_role_that_generates_before_anything_starts(tmp_path):
 def test_a_role_that_generates_is_a_frozen_language_model(odd):
     with pytest.raises(ValueError, match="generates, so it is no actor, frozen"):
         RoleNeed(**{"name": "opponent", "generates": True, **odd})
+
+
+# --- mixtures with the policy -------------------------------------------------------------------------
+
+
+class Mixed:
+    """Asks the mixture of the policy and its start; longer answers of the policy win."""
+
+    def __init__(self, share):
+        self.share, self.said = share, []
+
+    @hookimpl
+    def needs(self):
+        return Needs(roles=(RoleNeed("start", generates=True, mixes=self.share),), rewards=False)
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        await policy.generate(episode.task.prompt_ids)
+        prompt = list(episode.task.prompt_ids)
+        answer = await policy.role("start").generate(prompt)
+        self.said.append((prompt, list(answer.token_ids), list(answer.logprobs)))
+        rows = policy.trajectories()
+        rows[0].agent_rewards = [float(sum(rows[0].segments[1].token_ids))]
+        return rows
+
+
+def test_a_mixture_is_sampled_with_the_policys_present_weights(tmp_path):
+    """Its log-probabilities are those of both models, computed by transformers from the mixed logits of whole rows."""
+    agent, share = Mixed(0.25), 0.25
+    data = [{"prompt": "17+35="}, {"prompt": "38+2="}, {"prompt": "4+4="}, {"prompt": "41+29="}]
+    common = settings(tmp_path, **{"actor.lr": 3e-3, "train.steps": 1, "rollout.max_new_tokens": 4})
+    rlhf_host.train(algo="rloo", agent=agent, data=data, **common)
+    run = tmp_path / "run"
+    start = AutoModelForCausalLM.from_pretrained(files("rlhf_host") / "models/quickstart")
+    policy = AutoModelForCausalLM.from_pretrained(run / "model")
+    agent.said.clear()
+    rlhf_host.train(resume=str(run), agent=agent, data=data, steps=2)
+    assert len(agent.said) == 16
+    moved = 0.0
+    for prompt, answer, told in agent.said:
+        with torch.no_grad():
+            own, other = (model(torch.tensor([prompt + answer])).logits[0] for model in (start, policy))
+        mixed, alone = ((share * own + (1 - share) * other).log_softmax(-1), own.log_softmax(-1))
+        picked = torch.tensor(answer).unsqueeze(-1)
+        expected, at_start = (each[len(prompt) - 1 : -1].gather(-1, picked).squeeze(-1) for each in (mixed, alone))
+        assert told == pytest.approx(expected.tolist(), abs=1e-4)
+        moved = max(moved, float((expected - at_start).abs().max()))
+    assert moved > 0.01, "the policy did not move, so nothing was mixed"
+
+
+@pytest.mark.parametrize(
+    "odd", [{"mixes": 0.0}, {"mixes": 1.0}, {"generates": False}, {"source": "elsewhere"}, {"source": None}]
+)
+def test_a_mixture_generates_with_a_share_between_0_and_1_and_comes_from_the_actor(odd):
+    with pytest.raises(ValueError, match="the role 'start' mixes, so it generates, comes from the actor"):
+        RoleNeed(**{"name": "start", "generates": True, "mixes": 0.5, **odd})
+
+
+def test_engines_with_weights_of_their_own_refuse_a_mixture(tmp_path):
+    pytest.importorskip("vllm")
+    with pytest.raises(UserError, match="the role start samples from its mixture with the actor, which engine vllm cannot"):
+        rlhf_host.train(algo="rloo", agent=Mixed(0.5), data=[{"prompt": "12+34="}], **settings(tmp_path, engine="vllm"))
