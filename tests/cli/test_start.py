@@ -9,6 +9,7 @@ import sys
 from rlhf_host.cli.main import main
 
 ELSEWHERE = {
+    "bisect": "plugins/builtin_syncs/rlhf-sync-delta/tests/test_runs.py",
     "train": "tests/training/test_resume.py",
     "rollout": "tests/cli/test_rollout.py",
     "generate": "tests/cli/test_generate.py",

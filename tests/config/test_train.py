@@ -295,10 +295,6 @@ REFUSALS = {
         [*ONE, "--actor.model", "m", "--data", "sums", "--eval.data", "sums", "--checkpoint.best", "eval/rewrd/mean"],
         "checkpoint.best is eval/rewrd/mean, and evaluations have no such metric; did you mean 'eval/reward/mean'?",
     ),
-    "algorithms that are not there yet": (
-        ["--algo", "cpo", "--reward", "length"],
-        "--algo: no algo named 'cpo' is installed; these variants of training on a data set: not implemented yet",
-    ),
     "names of other projects": (
         [*ONE, "--algo.kl.init_coef", "0.1"],
         "--algo.kl.init_coef: algo 'toy' has no option 'kl'; OpenRLHF's --algo.kl.init_coef is --kl.coef here"

@@ -211,7 +211,7 @@ def test_a_script_that_is_called_like_one_of_trl(translated, script):
             "axolotl is a program of axolotl, which is not translated; rlhf translate x.yml says",
         ),
         ("a.sh", "swift rlhf --rlhf_type grpo --model m\n", "swift is a program of ms-swift, which is not translated"),
-        ("a.sh", "python examples/scripts/cpo.py --a 1\n", "cpo.py is not translated: SimPO is --algo dpo"),
+        ("a.sh", "python examples/scripts/cpo.py --a 1\n", "cpo.py is not translated: it is --algo cpo here"),
         ("a.sh", "trl vllm-serve --model m\n", "trl vllm-serve is not translated: it serves a model for a run"),
         ("a.sh", "python -m verl.trainer.main_generation a=1\n", "it samples and trains nothing: rlhf generate"),
     ],

@@ -137,7 +137,7 @@ _INSTEAD = {
     },
     ("trl", "online_dpo_vlm"): "it is --algo online_dpo with --reward here, with pictures in the rows",
     ("trl", "orpo"): "it is --algo dpo --algo.loss orpo here",
-    ("trl", "cpo"): "SimPO is --algo dpo --algo.loss sigmoid_norm with --algo.reference-free and --algo.gamma here",
+    ("trl", "cpo"): "it is --algo cpo here, and CPO-SimPO --algo cpo --algo.loss sigmoid_norm",
     ("trl", "bco"): "pairs train with --algo dpo --algo.loss bco_pair here",
     ("trl", "dpo_online"): "it is --algo online_dpo with --reward here",
     ("trl", "ppo_tldr"): "it is --algo ppo with --reward reward_model and --reward-model.model here",
