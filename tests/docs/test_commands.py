@@ -34,6 +34,7 @@ JUST_WRITTEN = {
     "close": "math_verifier",
 }
 """A plugin that the reader has just written → one that the test can use instead."""
+SCORING = ("--reward-model.model", "--reward.prm.model")
 FAKE_VERIFIERS = ROOT / "plugins/builtin_agents/rlhf-plugin-verifiers/tests/fake_python.py"
 DISTRIBUTIONS = {offer.distribution for names in offered().values() for offer in names.values()} | {"rlhf-host"}
 
@@ -58,7 +59,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
             for flag, value in pairwise(words):
                 if flag.endswith(("--model", ".model")) and not PLACEHOLDER.match(value) and not (folder / value).exists():
                     (folder / value).parent.mkdir(parents=True, exist_ok=True)
-                    model = scores if flag == "--reward-model.model" else sees if page == PICTURES else tiny_model
+                    model = scores if flag in SCORING else sees if page == PICTURES else tiny_model
                     (folder / value).symlink_to(model)
                 elif flag.endswith("data") and (path := value.partition("@")[0]).endswith(".jsonl"):
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
