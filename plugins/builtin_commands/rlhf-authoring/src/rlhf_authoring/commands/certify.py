@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_authoring import signatures
-from rlhf_authoring.lines import short
 from rlhf_host import UserError, __version__
 from rlhf_host.commands import ChildFailed, answers, write_file
 from rlhf_host.installed import PluginInfo
@@ -203,6 +202,8 @@ def versions() -> dict[str, str]:
 
 def _without_empty(part: Mapping[str, Any]) -> dict[str, Any]:
     """Messages on one line, and none where there is nothing to say."""
+    from rlhf_authoring.lines import short
+
     return {key: short(value) if key == "message" else value for key, value in part.items() if key != "message" or value}
 
 
