@@ -283,7 +283,7 @@ def evaluate(
         UserError: settings or input cannot be used.
         RunError: too many answers could not be judged.
     """
-    judges = "reward" if checkpoint is None else "eval.reward"
+    judges = "reward" if checkpoint is None and config is None else "eval.reward"  # which a run or a file may have
     asked = Arguments(
         {judges: rewards, "agent": agent, "model": model, "eval.data": data}, settings, _asked, {**SHORT, "n": "eval.n"}
     )

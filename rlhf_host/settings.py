@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
-from rlhf_host.cli.eval import evaluated, use_model
+from rlhf_host.cli.eval import evaluated, judged_by, use_model
 from rlhf_host.config.check import check
 from rlhf_host.config.flags import Text, coerce
 from rlhf_host.config.load import read_config
@@ -37,6 +37,7 @@ __all__ = [
     "check",
     "coerce",
     "evaluated",
+    "judged_by",
     "merge_needs",
     "parse_choice",
     "plain",

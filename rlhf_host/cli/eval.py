@@ -15,7 +15,7 @@ from rlhf_host.config.resolve import Resolved, resolve
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
-from rlhf_host.errors import visible
+from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
 from rlhf_host.plugins.habits import REWARD
 from rlhf_host.runs.models import at_step, run_model, run_of
@@ -59,7 +59,8 @@ def evaluate(line: CommandLine) -> None:
         line.refuse_settings("--checkpoint uses the run's own model and settings")
         config_path = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     loaded = line.read(config_path)
-    run = resolve(with_defaults(loaded.config, checkpoint), loaded.origins, "evaluate")
+    config = judged_by(with_defaults(loaded.config, checkpoint), line)
+    run = resolve(config, loaded.origins, "evaluate")
     output = line.value("output")
     metrics = evaluated(run, None if output is None else Path(output))
     if "json" in line.own:
@@ -96,6 +97,21 @@ def with_defaults(config: RunConfig, checkpoint: str | None) -> RunConfig:
         actor.model = str(run_model(Path(actor.model)).path)
     if not config.eval.data.sources:
         config.eval.data = config.data
+    return config
+
+
+def judged_by(config: RunConfig, line: CommandLine) -> RunConfig:
+    """Returns the configuration with the rewards of the command line: ``--reward`` replaces ``eval.reward`` of a file too.
+
+    Raises:
+        UserError: the command line has both, of which one would do nothing.
+    """
+    rewards = [flag.text for flag in line.flags if flag.parts[:1] == ["reward"]]
+    evaluation = [flag.text for flag in line.flags if flag.parts[:2] == ["eval", "reward"]]
+    if rewards and evaluation:
+        raise UserError(f"{rewards[0]} has no effect beside {evaluation[0]}: leave one of them out")
+    if rewards:
+        config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": {}})})
     return config
 
 

@@ -36,7 +36,7 @@ def oddities(config: RunConfig, manager: PluginManager, needs: Needs, traits: Ru
         alias = next(iter(config.agents))
         yield f"no column names the agent {alias}, so only tasks of plugins can ask for it: --data.agent-key COLUMN"
     yield from _without_ratio(config, manager)
-    yield from _idle(config, needs)
+    yield from _idle(config, needs, traits)
     yield from _of_evaluation(config)
 
 
@@ -55,11 +55,12 @@ def _without_ratio(config: RunConfig, manager: PluginManager) -> Iterator[str]:
         )
 
 
-def _idle(config: RunConfig, needs: Needs) -> Iterator[str]:
+def _idle(config: RunConfig, needs: Needs, traits: RunTraits) -> Iterator[str]:
     """Settings that are not those of this kind of run."""
     if not needs.samples:
         idle = [*_changed("rollout", config.rollout, RolloutConfig(), set(RolloutConfig.model_fields) - {"temperature"})]
         idle += _changed("eval", config.eval, EvalConfig(), OF_SAMPLES) if config.eval.data.sources else []
+        idle += [f"sync {config.sync.name}"] if config.sync.name not in ("", traits.sync) else []
         yield from [f"the run samples nothing, so {_have(idle)} no effect"] if idle else []
     else:
         parts = {"data": config.data, "eval.data": config.eval.data}

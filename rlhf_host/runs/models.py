@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs, named_run, near_runs
-from rlhf_host.errors import UserError, near_matches
+from rlhf_host.config.yaml_file import plain, read_yaml
+from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.plugins.selection import find
 from rlhf_host.runs.step_models import kept_steps, written_model
 
 ACTOR = "actor"
 LINKS = {Path(link).name: link for link in (BEST, LAST)}
 SHOWN = 8
 """Maximum number of steps that a message lists."""
+LONGEST = 18
+"""Digits of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,11 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
         UserError: there is no such model.
     """
     run, step = at_step(path)
+    asked = f"--checkpoint {checkpoint}"
     if step is not None:
         if checkpoint is not None:
             raise UserError(f"--checkpoint {checkpoint}: {path} names a step already: leave one of them out")
-        path, checkpoint = run, step
+        asked, path, checkpoint = str(path), run, step
     path = named_run(path)
     if not path.is_dir():
         if path.exists():
@@ -56,7 +61,7 @@ def run_model(path: Path, checkpoint: str | None = None, role: str = ACTOR) -> R
         known = [*near_runs(path), *(str(path.parent / each.name) for each in beside if each.is_dir())]
         raise UserError(f"{path}: no such directory{near_matches(str(path), dict.fromkeys(known))}")
     if (path / CONFIG).is_file() or (path / "checkpoints").is_dir():
-        return _of_run(path, checkpoint, role)
+        return _of_run(path, checkpoint, role, asked)
     if checkpoint is not None:
         raise UserError(f"--checkpoint {checkpoint}: {path} is no run directory, so it has no checkpoints to choose from")
     if (path / "state.json").is_file():
@@ -102,12 +107,13 @@ def run_of(path: Path) -> Path | None:
     return next((parent for parent in (path, *above, *path.absolute().parents[:4]) if (parent / CONFIG).is_file()), None)
 
 
-def _of_run(run: Path, checkpoint: str | None, role: str) -> RunModel:
+def _of_run(run: Path, checkpoint: str | None, role: str, asked: str) -> RunModel:
+    """``asked``: what was written for ``checkpoint``, for messages."""
     if checkpoint is not None:
-        number = checkpoint.removeprefix("step-")
-        if role == ACTOR and number.isdecimal() and int(number) not in dict(checkpoint_dirs(run)):
-            return _of_step(run, int(number))
-        return _of_checkpoint(_checkpoint(run, checkpoint), role)
+        step = _number(checkpoint)
+        if role == ACTOR and step is not None and step not in dict(checkpoint_dirs(run)):
+            return _of_step(run, step)
+        return _of_checkpoint(_checkpoint(run, checkpoint, asked), role)
     about, checkpoints = about_run(run), checkpoint_dirs(run)
     finished = about.get("status", "finished") == "finished"
     if role == ACTOR and _is_model(run / "model") and (finished or not checkpoints):
@@ -129,11 +135,33 @@ def _of_step(run: Path, step: int) -> RunModel:
     model = written_model(run, step)
     if model is None:
         there = model_steps(run)
-        raise UserError(f"{run} has no checkpoint of step {step}{_kept(there, step)}{_ends(there)}")
+        raise UserError(f"{run} has no checkpoint of step {step}{_kept(there, step)}{_ends(there)}{_missing(run)}")
     return RunModel(model, run_of(run), step)
 
 
-def _checkpoint(run: Path, name: str) -> Path:
+def _missing(run: Path) -> str:
+    """Returns what to install where the run's weight sync, which may have kept more steps, is not installed."""
+    try:
+        settings = plain(read_yaml(run / CONFIG))
+        sync = settings.get("sync") if isinstance(settings, dict) else None
+    except (OSError, UserError):
+        return ""
+    name = sync.get("name") if isinstance(sync, dict) else None
+    try:
+        if isinstance(name, str):
+            find("weight_sync", name)
+    except PluginError as error:
+        return f". More may be kept by its weight sync: {error}"
+    return ""
+
+
+def _number(name: str) -> int | None:
+    """Returns the step that ``17`` or ``step-000017`` means; None: it is no step that any run has."""
+    number = name.removeprefix("step-")
+    return int(number) if number.isascii() and number.isdecimal() and len(number) <= LONGEST else None
+
+
+def _checkpoint(run: Path, name: str, asked: str) -> Path:
     """Returns the directory of the checkpoint with this name or step."""
     checkpoints = dict(checkpoint_dirs(run))
     if name in LINKS:
@@ -141,13 +169,13 @@ def _checkpoint(run: Path, name: str) -> Path:
             return run / "checkpoints" / (run / LINKS[name]).resolve().name
         if name == Path(LAST).name and checkpoints:  # the file system has no links
             return checkpoints[max(checkpoints)]
-        raise UserError(f"--checkpoint {name}: {run} has no {LINKS[name]}" + _kept(checkpoints, 0))
-    number = name.removeprefix("step-")
-    if not number.isdecimal():
-        raise UserError(f"--checkpoint {name}: should be best, last or a step{near_matches(name, LINKS)}")
-    if int(number) not in checkpoints:
-        raise UserError(f"--checkpoint {name}: {run} has no checkpoint of step {int(number)}{_kept(checkpoints, int(number))}")
-    return checkpoints[int(number)]
+        raise UserError(f"{asked}: {run} has no {LINKS[name]}" + _kept(checkpoints, 0))
+    number = _number(name)
+    if number is None:
+        raise UserError(f"{asked}: should be best, last or a step{near_matches(name, LINKS)}")
+    if number not in checkpoints:
+        raise UserError(f"{asked}: {run} has no checkpoint of step {number}{_kept(checkpoints, number)}")
+    return checkpoints[number]
 
 
 def _ends(steps: Sequence[int]) -> str:

@@ -53,6 +53,17 @@ def test_data_and_rewards_default_to_those_of_training(rlhf, evaluated):
     assert list(evaluated.config.eval.reward) == ["short"]
 
 
+def test_rewards_of_the_command_line_replace_all_of_the_file(rlhf, evaluated):
+    Path("run.yaml").write_text("actor: {model: m}\ndata: sums\neval: {reward: length}\n")
+    assert rlhf("eval", "--config", "run.yaml").exit_code == 0
+    assert evaluated.plugins == ["agent:single_turn", "eval_reward:length"]
+    assert rlhf("eval", "--config", "run.yaml", "--reward", "short=length").exit_code == 0
+    assert evaluated.plugins == ["agent:single_turn", "reward:short"]
+    both = rlhf("eval", "--config", "run.yaml", "--reward", "length", "--eval.reward", "short=length")
+    assert both.exit_code == 2
+    assert both.stderr == "Error: --reward has no effect beside --eval.reward: leave one of them out\n"
+
+
 def test_a_checkpoint_brings_its_model_and_the_runs_settings(rlhf, evaluated):
     final, first = model("run/model"), model("run/checkpoints/step-000002/model")
     Path("run/config.yaml").write_text(

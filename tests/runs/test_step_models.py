@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.places import find_model, with_base
+from rlhf_host.plugins import selection
+from rlhf_host.plugins.catalogue import Offer
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.runs import at_step, model_steps, run_model, run_of, step_models
 
@@ -89,6 +91,17 @@ def test_a_package_writes_the_others(here, run):
         run_model(at(run, 3))
 
 
+def test_a_run_whose_weight_sync_is_not_installed_says_what_to_install(run, monkeypatch):
+    keeper = Offer("keeper-a", "keeper-a", "pip install keeper-a")
+    monkeypatch.setattr(selection, "offered", lambda: {"weight_sync": {"keeper": keeper}})
+    install = ". More may be kept by its weight sync: no weight_sync named 'keeper' is installed; pip install keeper-a"
+    for settings, said in (("sync: {name: checkpoint}", ""), ("sync: {name: keeper}", install), ("sync: [", ""), ("[]", "")):
+        (run / "config.yaml").write_text(settings)
+        with pytest.raises(UserError) as raised:
+            run_model(at(run, 2))
+        assert str(raised.value) == f"{run} has no checkpoint of step 2; it has those of steps 0, 4, 6{said}"
+
+
 @pytest.mark.parametrize(
     ("write", "kind", "said"),
     [
@@ -118,8 +131,11 @@ def test_other_names_with_an_at_sign_are_as_before(run, tmp_path):
 def test_mistakes_are_refused(run):
     with pytest.raises(UserError, match=r"--checkpoint 4: .*run@4 names a step already: leave one of them out"):
         run_model(at(run, 4), "4")
-    with pytest.raises(UserError, match="--checkpoint lats: should be best, last or a step"):
-        run_model(at(run, "lats"))
+    for step in ("lats", "-1", "1e3", "٣", "9" * 100):
+        with pytest.raises(UserError, match=rf"^{run}@{step}: should be best, last or a step"):
+            run_model(at(run, step))
+    with pytest.raises(UserError, match=r"^--checkpoint lats: should be best, last or a step"):
+        run_model(run, "lats")
     with pytest.raises(UserError, match="has no checkpoint of step 2"):
         run_model(at(run, 2), role="critic")
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from rlhf_authoring import write_tiny_model
-from rlhf_engine_http import Http
+from rlhf_engine_http import Http, connection
+from rlhf_engine_http.dialects import DIALECTS
 
 import rlhf_host
 from rlhf_host import UserError
@@ -21,11 +22,51 @@ from .sglang import Sglang, free_port
         ({"urls": "http://127.0.0.1:8000,http://127.0.0.1:8000/v1"}, "is given twice"),
         ({"urls": "http://10.0.0.1:8000"}, "may be on another machine.*--engine.directory DIR"),
         ({"urls": "http://127.0.0.1:8000", "key_env": "OF_NOBODY"}, r"OF_NOBODY \(--engine.key-env\) is not set"),
+        ({"urls": "HTTP://LOCALHOST:8000/,http://localhost:8000/v1/"}, "http://localhost:8000 is given twice"),
+        ({"urls": "http://127.0.0.1:8000/a b"}, "is no address of a server"),
     ],
 )
 def test_settings(options, why):
     with pytest.raises(UserError, match=why):
         Http(Http.Options(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"urls": "http://somebody:secret@127.0.0.1:8000"},
+        {"urls": "http://:secret@127.0.0.1:8000"},
+        {"urls": "http://127.0.0.1:8000?key=secret"},
+        {"urls": "http://127.0.0.1:8000", "key_env": "sk-secret"},
+        {"urls": "http://127.0.0.1:8000", "key_env": "TWO_LINES"},
+    ],
+)
+def test_what_may_be_a_secret_is_in_no_message(options, monkeypatch):
+    monkeypatch.setenv("TWO_LINES", "a\nsecret")
+    with pytest.raises(UserError, match=r"--engine\.key-env") as raised:
+        Http(Http.Options(**options))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_server_that_repeats_the_key(tiny, rig, monkeypatch):
+    monkeypatch.setenv("THE_KEY", " out-of\n")
+    with Sglang(tiny, key="out-of") as server:
+        engine = rig(server, key_env="THE_KEY")
+        server.faults = [lambda answer: 400]
+        with pytest.raises(UserError, match="answered with status 400: out of memory"):
+            engine.sample()
+        monkeypatch.setattr(connection, "_message", lambda content: "the key out-of is wrong")
+        server.faults = [lambda answer: 400]
+        with pytest.raises(UserError, match=r"answered with status 400: the key \(the key\) is wrong"):
+            engine.sample()
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("http://[::1]:8000", 8000), ("https://host", 443), ("http://host/path", 80), ("http://host:7/path", 7)]
+)
+def test_the_command_that_starts_a_server_has_the_port_of_its_address(url, port):
+    for dialect in DIALECTS.values():
+        assert f" 'my model' --port {port} " in dialect.command("my model", url)
 
 
 def test_roles_and_placements_that_would_share_its_servers():

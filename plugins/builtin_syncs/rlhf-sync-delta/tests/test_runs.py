@@ -160,7 +160,7 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(fifty, place):
     assert said == f"Error: fifty has no checkpoint of step 51; {kept}\n"
     with pytest.raises(UserError, match=r"--checkpoint 4: .*fifty@3 names a step already"):
         run_model(fifty.with_name("fifty@3"), "4")
-    with pytest.raises(UserError, match=r"fifty@soon|--checkpoint soon: should be best, last or a step"):
+    with pytest.raises(UserError, match=r"fifty@soon: should be best, last or a step"):
         run_model(fifty.with_name("fifty@soon"))
     assert run_model(fifty.with_name("fifty@last")).step == 50
 
@@ -192,6 +192,20 @@ def test_commands_take_the_model_of_a_step(place, fifty):
     sampled = ("--data", "data.jsonl", "--rollout.max-new-tokens", "4", "--rollout.n", "2", "--output", "out.jsonl")
     rlhf(place, "rollout", "--model", "short@41", *sampled)
     assert (place / "out.jsonl").is_file()
+
+
+def test_steps_that_another_sync_trained_again_are_not_those_that_were_kept(place, fifty):
+    """The run goes back to step 40 and on without this sync, and from step 45 on with it."""
+    shutil.copytree(fifty, run := place / "changed", ignore=shutil.ignore_patterns("checkpoints", "model"))
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml.until-step-000040").write_text(settings)
+    (run / "config.yaml").write_text(settings.replace("  name: delta\n", "  name: in_process\n"))
+    assert KEPT.steps(run) == list(range(41))
+    (run / "config.yaml").rename(run / "config.yaml.until-step-000045")
+    (run / "config.yaml").write_text(settings)
+    assert KEPT.steps(run) == [*range(41), *range(45, 51)]
+    with pytest.raises(UserError, match="has no checkpoint of step 43; "):
+        run_model(place / "changed@43")
 
 
 def test_a_killed_run_goes_on_and_writes_its_steps_again(place):
@@ -241,11 +255,16 @@ def test_bisect_finds_the_step_at_which_a_run_broke(place):
     [
         ([], "no run is given: rlhf bisect RUN_DIR"),
         (["nowhere"], "nowhere: no such run directory"),
-        (["fifty", "--good", "70"], "--good 70: should be a step whose weights are there: 51 from 0 to 50"),
+        (["fifty", "--good", "70"], "--good 70: should be a step whose weights are there, of 51 from 0 to 50"),
         (["fifty", "--bad", "x"], "--bad x: should be a step whose weights are there"),
         (["fifty", "--good", "5", "--bad", "5"], "--good and --bad are both step 5: give two steps"),
         (["fifty", "--threshold", "much"], "--threshold much: should be a number"),
         (["fifty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric; did you mean 'eval/reward/mean'"),
+        (["fifty", "--metric", "xyz"], "rlhf eval has no such metric; it has eval/reward/mean, "),
+        (
+            ["fifty", "--reward", "mine.py:Even", "--eval.reward", "mine.py:Right"],
+            "--reward has no effect beside --eval.reward",
+        ),
         (["fifty", "--threshold", "9"], "both below 9: give another --threshold, or other steps"),
         (["fifty", "--actor.lr", "1"], "--actor.lr: rlhf bisect does not use it"),
         (["fifty", "--model", "x"], "--model: rlhf bisect does not use it"),

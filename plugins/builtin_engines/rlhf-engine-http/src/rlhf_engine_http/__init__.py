@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -55,11 +56,7 @@ class Http:
             raise UserError("engine http: give an address, as in --engine.urls http://127.0.0.1:8000")
         if twice := next((url for url in self.urls if self.urls.count(url) > 1), None):
             raise UserError(f"engine http: {twice} is given twice in --engine.urls")
-        self.key = None
-        if options.key_env is not None and not (key := os.environ.get(options.key_env)):
-            raise UserError(f"engine http: the environment variable {options.key_env} (--engine.key-env) is not set")
-        elif options.key_env is not None:
-            self.key = key
+        self.key = None if options.key_env is None else _key(options.key_env)
         away = next((url for url in self.urls if urlsplit(url).hostname not in LOOPBACK), None)
         if options.directory is None and away is not None:
             raise UserError(
@@ -87,6 +84,18 @@ class Http:
         return HttpEngine(self.options, self.urls, self.key, start)
 
 
+def _key(name: str) -> str:
+    """Returns the key in an environment variable. No message has the key, also where it was given in place of the name."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise UserError("engine http: --engine.key-env takes the name of an environment variable that has the key, not the key")
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise UserError(f"engine http: the environment variable {name} (--engine.key-env) is not set, or is empty")
+    if not key.isascii() or not key.isprintable():
+        raise UserError(f"engine http: the environment variable {name} (--engine.key-env) has characters that no key has")
+    return key
+
+
 def _address(url: str) -> str:
     """Returns the address without a slash or ``/v1`` at its end."""
     try:
@@ -94,6 +103,12 @@ def _address(url: str) -> str:
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
-    if not good or parts.query or parts.fragment or parts.username:
+    if "@" in url or "?" in url:  # which may have secrets, so it is not shown
+        raise UserError(
+            "engine http: an address in --engine.urls has a user, a password or a query; write http://HOST:PORT, and give a key by"
+            " --engine.key-env"
+        )
+    if not good or parts.fragment or any(letter.isspace() for letter in url):
         raise UserError(f"engine http: {url!r} is no address of a server; write http://HOST:PORT")
-    return url.rstrip("/").removesuffix("/v1")
+    place = parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower()).geturl()
+    return place.rstrip("/").removesuffix("/v1").rstrip("/")

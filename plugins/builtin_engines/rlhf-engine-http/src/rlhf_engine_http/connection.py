@@ -40,6 +40,7 @@ class Connection:
 
     def __init__(self, url: str, key: str | None):
         self.url = url
+        self._key = key
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
@@ -80,7 +81,7 @@ class Connection:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise NoAnswer(f"{self.url} cannot be reached ({' '.join(why.split())})", gone=True) from error
         if status != 200:
-            said = _message(content)
+            said = self._without_key(_message(content))
             if status >= 500 or status in (408, 425, 429):
                 raise NoAnswer(f"{where} answered with status {status}: {said}")
             raise Refusal(self.url, path.partition("?")[0], status, said)
@@ -89,7 +90,13 @@ class Connection:
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise NoAnswer(f"{where} answered with something that is no JSON: {_short(content)!r}") from error
+            raise NoAnswer(
+                f"{where} answered with something that is no JSON: {self._without_key(_short(content))!r}"
+            ) from error
+
+    def _without_key(self, text: str) -> str:
+        """Returns what a server says, which may repeat the key."""
+        return text if self._key is None else text.replace(self._key, "(the key)")
 
     async def close(self) -> None:
         self._closed = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from rlhf_engine_http.answers import Answer
 from rlhf_engine_http.connection import Connection
@@ -70,6 +72,11 @@ def seed_of(key: SampleKey, bits: int) -> int:
     return int.from_bytes(digest, "big") >> (64 - bits)
 
 
+def _port(url: str) -> int:
+    parts = urlsplit(url)
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
 class Vllm:
     """``vllm serve``: tokens in and out at ``/inference/v1/generate``, weights by its development routes (vLLM 0.32)."""
 
@@ -80,9 +87,8 @@ class Vllm:
     health = "/health"
 
     def command(self, model: str, url: str) -> str:
-        port = url.rpartition(":")[2] if url.count(":") > 1 else "80"
         return (
-            f"VLLM_SERVER_DEV_MODE=1 vllm serve {model} --port {port} --enable-scale-out --logprobs-mode processed_logprobs"
+            f"VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {_port(url)} --enable-scale-out --logprobs-mode processed_logprobs"
             " --generation-config vllm"
         )
 
@@ -163,8 +169,7 @@ class Sglang:
     health = "/health"
 
     def command(self, model: str, url: str) -> str:
-        port = url.rpartition(":")[2] if url.count(":") > 1 else "80"
-        return f"python -m sglang.launch_server --model-path {model} --port {port} --enable-deterministic-inference"
+        return f"python -m sglang.launch_server --model-path {shlex.quote(model)} --port {_port(url)} --enable-deterministic-inference"
 
     async def facts(self, connection: Connection) -> Facts:
         model = await connection.get("/get_model_info")

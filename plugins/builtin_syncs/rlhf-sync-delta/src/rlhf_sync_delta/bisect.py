@@ -12,7 +12,7 @@ import click
 from rlhf_host import UserError
 from rlhf_host.commands import near_matches, visible
 from rlhf_host.runs import model_steps, require_run
-from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, evaluated, resolve, use_model
+from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, evaluated, judged_by, resolve, use_model
 
 HELP_GROUP = "Look at a run"
 
@@ -140,10 +140,10 @@ def _step(line: CommandLine, name: str, steps: Sequence[int], default: int) -> i
         if name in line.own:
             raise UserError(f"--{name}: needs a step")
         return default
-    if not text.isdecimal() or int(text) not in steps:
-        near = near_matches(text, map(str, steps)) or ""
+    if text not in map(str, steps):
         raise UserError(
-            f"--{name} {text}: should be a step whose weights are there: {len(steps)} from {steps[0]} to {steps[-1]}{near}"
+            f"--{name} {text}: should be a step whose weights are there, of {len(steps)} from {steps[0]} to {steps[-1]}"
+            f"{near_matches(text, map(str, steps))}"
         )
     return int(text)
 
@@ -162,14 +162,12 @@ def _number(text: str | None) -> float | None:
 
 def _greedy(config: RunConfig, line: CommandLine) -> RunConfig:
     """Returns the run's settings with the same prompts, one answer each, sampled greedily where no flag says another way."""
-    config = config.model_copy(deep=True)
+    config = judged_by(config.model_copy(deep=True), line)
     chosen = {".".join(flag.parts) for flag in line.flags}
     if "eval.temperature" not in chosen:
         config.eval.temperature = 0.0
     if "eval.n" not in chosen:
         config.eval.n, config.eval.k = 1, config.eval.k if "eval.k" in chosen else []
-    if any(name.startswith("reward") for name in chosen) and not any(name.startswith("eval.reward") for name in chosen):
-        config.eval.reward = {}
     if not config.eval.data.sources:
         config.eval.data = config.data
     return config
@@ -177,7 +175,8 @@ def _greedy(config: RunConfig, line: CommandLine) -> RunConfig:
 
 def _figure(metrics: dict[str, float], name: str, step: int) -> float:
     if name not in metrics:
-        raise UserError(f"--metric {name}: rlhf eval has no such metric{near_matches(name, metrics)}")
+        near = near_matches(name, metrics) or f"; it has {', '.join(metrics)}"
+        raise UserError(f"--metric {name}: rlhf eval has no such metric{near}")
     if not math.isfinite(metrics[name]):
         raise UserError(f"{name} is {metrics[name]} at step {step}: give another --metric")
     return float(metrics[name])

@@ -51,9 +51,12 @@ def steps_of(directory: Path) -> list[int]:
 
 
 def _base(path: Path) -> int | None:
-    """Returns the step that a file builds on, as its first line says."""
-    with path.open("rb") as file:
-        match = _FIRST.fullmatch(file.readline(200))
+    """Returns the step that a file builds on, as its first line says; None: it says none, or is gone."""
+    try:
+        with path.open("rb") as file:
+            match = _FIRST.fullmatch(file.readline(200))
+    except OSError:  # a run that goes on removes files
+        return None
     return int(match[2]) if match and match[2] != b"-" else None
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlhf_host import UserError
 from rlhf_host.runs import RunDirectory
+from rlhf_host.settings import plain, read_yaml
 from rlhf_sync_delta import FOLDER
 from rlhf_sync_delta.files import rebuild, steps_of
 from rlhf_sync_delta.states import State
 
+_UNTIL = re.compile(r"\.until-step-(\d+)$")
+"""End of the names of settings that were in force up to a step."""
 WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
@@ -21,10 +26,15 @@ class KeptSteps:
     """``rlhf_host.protocols.StepModels`` of the steps that the weight sync has kept."""
 
     def steps(self, run: Path) -> list[int]:
-        return steps_of(_directory(run))
+        folders = _folders(run)
+        kept = {folder: steps_of(folder) for folder in dict.fromkeys(folder for _, folder in folders) if folder is not None}
+        return [step for folder, steps in kept.items() for step in steps if _folder(folders, step) == folder]
 
     def write(self, run: Path, step: int, directory: Path) -> None:
-        state = rebuild(_directory(run), step)
+        folder = _folder(_folders(run), step)
+        if folder is None:
+            raise UserError(f"{run} has not kept step {step}")
+        state = rebuild(folder, step)
         _write_around(run, state, directory)
         from safetensors.torch import save_file
 
@@ -39,13 +49,29 @@ class KeptSteps:
 KEPT = KeptSteps()
 
 
-def _directory(run: Path) -> Path:
-    """Returns the directory of a run's steps: ``deltas/``, or where its setting says."""
-    if (run / FOLDER).is_dir() or not (run / "config.yaml").is_file():
-        return run / FOLDER
-    sync = RunDirectory(run).settings.get("sync", {})
-    chosen = sync.get("directory") if str(sync.get("name")).rpartition(":")[2] == "delta" else None
-    return Path(chosen).expanduser() if chosen else run / FOLDER
+def _folders(run: Path) -> list[tuple[float, Path | None]]:
+    """Returns where the run kept its steps, by the last step for which that is so: a run that is resumed may have another sync, or
+    directory, from then on. None: it kept none.
+    """
+    before = [(int(match[1]), path) for path in run.glob("config.yaml.until-step-*") if (match := _UNTIL.search(path.name))]
+    found: list[tuple[float, Path | None]] = []
+    for last, path in [*sorted(before), (math.inf, run / "config.yaml")]:
+        found.append((last, _folder_of(run, plain(read_yaml(path))) if path.is_file() else run / FOLDER))
+    return found
+
+
+def _folder_of(run: Path, settings: Any) -> Path | None:
+    sync = settings.get("sync") if isinstance(settings, dict) else None
+    if not isinstance(sync, dict) or str(sync.get("name")).rpartition(":")[2] != "delta":
+        return None
+    directory = sync.get("directory")
+    return Path(directory).expanduser() if directory else run / FOLDER
+
+
+def _folder(folders: Sequence[tuple[float, Path | None]], step: int) -> Path | None:
+    """Returns where a step is. A run that is resumed after it with this sync begins by writing it, too."""
+    at, after = (next(folder for last, folder in folders if last >= place) for place in (step, step + 1))
+    return at or after
 
 
 def _write_around(run: Path, state: State, directory: Path) -> None:
