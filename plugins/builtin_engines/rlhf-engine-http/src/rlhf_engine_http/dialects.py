@@ -88,8 +88,8 @@ class Vllm:
 
     def command(self, model: str, url: str) -> str:
         return (
-            f"VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {_port(url)} --enable-scale-out --logprobs-mode processed_logprobs"
-            " --generation-config vllm"
+            f"VLLM_SERVER_DEV_MODE=1 vllm serve {shlex.quote(model)} --port {_port(url)} --enable-scale-out"
+            " --logprobs-mode processed_logprobs --generation-config vllm"
         )
 
     async def facts(self, connection: Connection) -> Facts:
@@ -169,7 +169,8 @@ class Sglang:
     health = "/health"
 
     def command(self, model: str, url: str) -> str:
-        return f"python -m sglang.launch_server --model-path {shlex.quote(model)} --port {_port(url)} --enable-deterministic-inference"
+        place = f"--model-path {shlex.quote(model)} --port {_port(url)}"
+        return f"python -m sglang.launch_server {place} --enable-deterministic-inference"
 
     async def facts(self, connection: Connection) -> Facts:
         model = await connection.get("/get_model_info")
