@@ -259,6 +259,8 @@ def told(listed: Listed, plugin: Any, distribution: str, info: PluginInfo | None
         whose = by(signed)
     except signatures.Forged as error:
         return f"certificate REFUSED: its signature is not valid: {error}"
+    except signatures.NoProgram as error:
+        return f"certificate not checked: {error}"
     except UserError as error:
         return f"certificate REFUSED: {error}"
     line = f"certificate of version {about.version} {whose}, {signed.certificate.summary()}"

@@ -16,15 +16,19 @@ NAMESPACE = "rlhf-certificate"
 LONGEST_S = 60.0
 
 
+class NoProgram(UserError):
+    """``ssh-keygen`` is not here, so no signature can be made or checked."""
+
+
 class Forged(Exception):
     """The signature is none of this text."""
 
 
 def program() -> str:
-    """The path of ``ssh-keygen``. Raises ``UserError`` where there is none."""
+    """The path of ``ssh-keygen``. Raises ``NoProgram`` where there is none."""
     found = shutil.which("ssh-keygen")
     if found is None:
-        raise UserError("signatures need ssh-keygen, which is not on PATH: install OpenSSH's client")
+        raise NoProgram("signatures need ssh-keygen, which is not on PATH: install OpenSSH's client")
     return found
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -181,13 +182,14 @@ def write(
     text = (json.dumps(certificate, indent=1, ensure_ascii=False) + "\n").encode()
     read: Certificate = read_text(text, str(file))
     write_file(file, text)
+    signing = ["ssh-keygen", "-Y", "sign", "-n", signatures.NAMESPACE, "-f", "KEY" if key is None else str(key), str(file)]
+    how = shlex.join(signing)
     if key is None:
-        how = f"ssh-keygen -Y sign -n {signatures.NAMESPACE} -f KEY {file}"
         return f"certificate, unsigned: {file} ({read.summary()}); {how} signs it"
     try:
         signature = signatures.sign(text, key)
     except UserError as error:
-        raise UserError(f"{error}; the certificate is in {file}, unsigned") from error
+        raise UserError(f"{error}; the certificate is in {file}, unsigned; {how} signs it") from error
     write_file(signature_of(file), signature)
     return f"certificate: {file} and {signature_of(file).name}, by {signatures.signer(text, signature)} ({read.summary()})"
 
