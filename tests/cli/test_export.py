@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from rlhf_runs.commands.export import described
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import rlhf_host
@@ -22,6 +23,7 @@ from rlhf_host.config.load import load_config
 from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.models.loading import load_model
+from rlhf_host.runs import RunModel
 from rlhf_host.runs.directory import RunDirectory
 
 from ..conftest import ROOT
@@ -98,6 +100,15 @@ def test_a_finished_run(rlhf_process, runs, tmp_path):
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(run / "model").chat_template
     assert [path.name for path in tmp_path.iterdir()] == ["to"]
     assert f"{to} exists: choose another --to" in rlhf_process.run("export", run, "--to", to, code=2).stderr
+
+
+def test_a_step_that_was_rebuilt_is_called_by_its_name(tmp_path):
+    """Not by the directory that goes with the command."""
+    run = tmp_path / "run"
+    assert described(RunModel(tmp_path / "cache/steps/step-1", run, 17)) == f"{run}@17"
+    assert described(RunModel(run / "checkpoints/step-000017/model", run, 17)) == (
+        f"checkpoints/step-000017/model of {run}, step 17"
+    )
 
 
 def test_the_card_says_what_the_run_directory_says(rlhf_here, runs, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from rlhf_authoring.commands.certify import write
 from rlhf_authoring.commands.check import Checked
 from rlhf_authoring.index import ListedPlugin
 
+from rlhf_host import UserError
 from rlhf_host.installed import discover
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
@@ -204,6 +206,27 @@ def test_an_unsigned_one_says_so(copy, installed, verify):
     assert ", ".join(("certificate of version 1.0 unsigned", "contract"))[:36] in told(
         Listed(text=copy.read_text()), PLUGIN, "cert-climb", None
     )
+
+
+def test_without_ssh_keygen_a_signature_is_neither_accepted_nor_refused(copy, installed, verify, monkeypatch):
+    monkeypatch.setenv("PATH", str(copy.parent))
+    listed = Listed(text=copy.read_text(), signature=copy.with_name("climb.json.sig").read_text())
+    why = "signatures need ssh-keygen, which is not on PATH: install OpenSSH's client"
+    assert told(listed, PLUGIN, "cert-climb", None) == f"certificate not checked: {why}"
+    done = verify(copy)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"Error: {why}\n")
+
+
+def test_a_key_that_does_not_sign_leaves_the_certificate_and_says_how_to_sign_it(installed, tmp_path):
+    key = tmp_path / "my key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", key], check=True)
+    key.write_text("damaged\n")
+    (info,) = (info for info in discover() if info.distribution == "cert-climb")
+    file = tmp_path / "climb.json"
+    how = f"the certificate is in {file}, unsigned; ssh-keygen -Y sign -n rlhf-certificate -f '{key}' {file} signs it"
+    with pytest.raises(UserError, match=re.escape(how)):
+        write(file, key, info, (), [Checked("check", "passed")], SHOWN, 1.0, "rlhf plugins check climb")
+    assert read(file).signature is None
 
 
 @pytest.mark.parametrize(

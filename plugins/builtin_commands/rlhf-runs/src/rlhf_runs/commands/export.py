@@ -82,10 +82,11 @@ def chosen_model(run: Path, checkpoint: str | None, role: str) -> RunModel:
 
 def described(model: RunModel) -> str:
     assert model.run is not None
-    if not model.path.is_relative_to(model.run):  # rebuilt for this command, and gone with it
+    path, run = model.path.absolute(), model.run.absolute()
+    if not path.is_relative_to(run):  # rebuilt for this command, and gone with it
         return f"{model.run}@{model.step}"
     step = "" if model.step is None else f", step {model.step}"
-    return f"{model.path.relative_to(model.run)} of {model.run}{step}"
+    return f"{path.relative_to(run)} of {model.run}{step}"
 
 
 def _output(to: str, model: RunModel) -> Path:
