@@ -217,7 +217,7 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     if not config.data.sources and config.from_trajectories is None:
         yield "no training data: give --data PATH"
     for name, role in config.roles.items():
-        if role.lora.rank == 0 and role.lora != LoraOptions():
+        if role.lora.rank == 0 and role.lora != LoraOptions(dropout=role.lora.dropout):
             yield f"roles.{name}.lora is set without a rank, and trains no adapter: give --{role_flag(name)}.lora.rank 16"
         if (role.freeze or role.train_only) and (role.lora.rank or role.adapter):
             yield f"roles.{name}: with adapters all weights of the model are frozen: leave freeze and train_only out"

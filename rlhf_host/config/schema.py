@@ -57,6 +57,12 @@ class LoraOptions(Section):
     init: Literal["default", "gaussian"] = Field(
         "default", description="first values of A; B begins at 0, so training begins at the model as it is"
     )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of A's inputs that are 0, at random, in passes that train; an adapter that goes on has it too",
+    )
 
 
 class RoleConfig(Section):
@@ -250,8 +256,8 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: Count = Field(16384, description="token budget of one forward and backward pass")
     old_logprobs: Literal["auto", "fused", "recompute", "sampler"] = Field(
         "auto",
-        description="which policy the ratio compares with; auto: fused with one update per batch, else recompute; with"
-        " async_depth: sampler",
+        description="which policy the ratio compares with; auto: fused with one update per batch and no dropout, else recompute;"
+        " with async_depth: sampler",
     )
     autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
@@ -396,7 +402,9 @@ class RunConfig(Section):
             return self.train.old_logprobs
         if self.async_depth:
             return "sampler"  # the weights that sampled are gone
-        return "fused" if self.train.updates_per_batch == 1 else "recompute"
+        # The pass that trains drops inputs at random, and π_old is the policy without that.
+        dropping = self.roles["actor"].lora.dropout > 0
+        return "fused" if self.train.updates_per_batch == 1 and not dropping else "recompute"
 
     @field_validator("roles")
     @classmethod

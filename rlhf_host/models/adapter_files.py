@@ -112,7 +112,7 @@ def rank_of(directory: str | Path) -> int:
 
 
 def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None:
-    """Loads an adapter from a directory into the model. Its dropout is removed, like all dropout.
+    """Loads an adapter from a directory into the model. The dropout in its file is not used.
 
     Args:
         name: its name inside the model; ``TRAINED`` is trained, any other is a frozen copy.

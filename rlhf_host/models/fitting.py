@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models import adapter_files, adapters
+from rlhf_host.models import adapter_dropout, adapter_files, adapters
 from rlhf_host.models.freezing import freeze
 from rlhf_host.models.places import ModelPlace
 
@@ -72,6 +72,8 @@ def fit(
     elif adapts:
         with contextlib.suppress(UserError) if probe else contextlib.nullcontext():  # targets may be in other layers
             adapters.attach(placed, role.lora, source.name, None if source.local else role.revision)
+    if adapts and role.lora.dropout:
+        adapter_dropout.add(placed, role.lora.dropout)
     if trainable:
         _align(placed)
     return _on(device, placed)

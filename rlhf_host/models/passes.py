@@ -53,7 +53,8 @@ class Passes:
     """Passes over rows of prompt and completion; they return log-probabilities, entropy, values and scores.
 
     A batch uses the layout with the least to compute, among those that the model computes correctly. That is tested for each
-    new power of two of the longest row (``models/trial.py``). The model is in evaluation mode (no dropout).
+    new power of two of the longest row (``models/trial.py``). The model is in evaluation mode, and only
+    adapters have dropout (``models/adapter_dropout.py``).
 
     Args:
         model: a model with a language-model head, or a scalar one (``model.score``).

@@ -106,6 +106,8 @@ class RuntimeStart:
     debug: bool
     adapter_rank: int = 0
     """Rank of adapters, as in ``EngineStart``."""
+    seed: int = 0
+    """The run's seed, for ``RolesSetup.of``."""
 
 
 @runtime_checkable

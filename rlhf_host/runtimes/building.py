@@ -47,6 +47,7 @@ class RolesSetup:
     total_updates: int
     adapter_rank: int = 0
     """Rank of adapters, as in ``EngineStart``."""
+    seed: int = 0
     host_version: str = __version__
 
     @classmethod
@@ -71,6 +72,7 @@ class RolesSetup:
             train=start.train,
             total_updates=start.total_updates,
             adapter_rank=start.adapter_rank,
+            seed=start.seed,
         )
 
 
@@ -142,7 +144,7 @@ class Roles:
         for name, view in views.items():
             source = roles[view.source]
             roles[name] = source.itself(name) if view.live else source.under(name, view.start and view.adapter)
-        self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks)
+        self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks, seed=setup.seed)
         self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
         self.models = {name: role.passes.model for name, role in roles.items()}
         self.context_lengths = {name: context_length(model) for name, model in self.models.items()}

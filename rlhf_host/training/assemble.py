@@ -115,6 +115,7 @@ def runtime_start(
         total_updates=total_updates,
         placement=tuple(config.placement),
         debug=config.debug,
+        seed=config.seed,
     )
 
 

@@ -65,6 +65,11 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
             f"the role {need.name} trains all its weights, which 4 bits cannot hold: add --{need.name}.lora.rank 16, or leave"
             " quantize out"
         )
+    if need.trainable and settings.lora.dropout and not (settings.adapter or settings.lora.rank):
+        raise UserError(
+            f"{need.name}.lora.dropout is {settings.lora.dropout:g}, and the role trains no adapter: add"
+            f" --{need.name}.lora.rank 16, or leave it out"
+        )
     if settings.lr is None:
         adapts = settings.adapter or settings.lora.rank
         rate = ADAPTER_RATE * (need.lr or settings.peak_lr) if need.trainable and adapts else need.lr

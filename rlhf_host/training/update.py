@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.errors import RunError, UserError, blaming
+from rlhf_host.models.adapter_dropout import drawing, dropping
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
@@ -61,6 +62,8 @@ class Accumulation:
     sampled_now: bool
     against_sampler: bool
     """``old_logprobs`` are the sampler's."""
+    seed: Sequence[int] = (0,)
+    """Seed of the dropout at the inputs of adapters."""
 
     def run(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int]) -> PassResult:
         """Runs all passes.
@@ -71,29 +74,8 @@ class Accumulation:
             places: positions of the rows of ``batch`` in the whole.
         """
         result = PassResult()
-        try:
-            for number, rows in enumerate(plan):
-                part = worker_rows(batch, rows) if rows else None
-                started = time.perf_counter()
-                last = number == len(plan) - 1
-                if part is None:
-                    blank = self.role.blank(batch.images is not None)
-                    for other in self.whole:
-                        if other.traits.even_passes:
-                            with torch.no_grad():
-                                other.blank(batch.images is not None)
-                    if self.backend is not None:
-                        self.backend.backward(blank, last)
-                else:
-                    self._pass(part, [places[row] for row in rows], result, last)
-                result.compute_s += time.perf_counter() - started
-                if part is not None:
-                    result.flops += self.role.passes.flops(part.prompt_ids, part.lengths.tolist(), part.group_id.tolist())
-        except Exception as error:
-            # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
-            if self.role.traits.even_passes:
-                raise
-            result.failure = error
+        with dropping(self.role.passes.model) as drops:
+            self._all(batch, plan, places, result, drops)
         started = time.perf_counter()
         try:
             if result.failure is None:
@@ -103,15 +85,45 @@ class Accumulation:
         result.compute_s += time.perf_counter() - started
         return result
 
-    def _pass(self, rows: Batch, places: list[int], result: PassResult, last: bool) -> None:
+    def _all(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int], result: PassResult, drops: bool) -> None:
+        """Runs all passes. ``drops``: adapters have dropout, whose values each pass draws anew."""
+        try:
+            for number, rows in enumerate(plan):
+                part = worker_rows(batch, rows) if rows else None
+                started = time.perf_counter()
+                last = number == len(plan) - 1
+                seed = [*self.seed, number] if drops and self.backend is not None else None
+                if part is None:
+                    with drawing(seed, self.role.passes.device):
+                        blank = self.role.blank(batch.images is not None)
+                    for other in self.whole:
+                        if other.traits.even_passes:
+                            with torch.no_grad():
+                                other.blank(batch.images is not None)
+                    if self.backend is not None:
+                        self.backend.backward(blank, last)
+                else:
+                    self._pass(part, [places[row] for row in rows], result, last, seed)
+                result.compute_s += time.perf_counter() - started
+                if part is not None:
+                    result.flops += self.role.passes.flops(part.prompt_ids, part.lengths.tolist(), part.group_id.tolist())
+        except Exception as error:
+            # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
+            if self.role.traits.even_passes:
+                raise
+            result.failure = error
+
+    def _pass(self, rows: Batch, places: list[int], result: PassResult, last: bool, seed: Sequence[int] | None) -> None:
         """Runs one micro-batch, without waiting for its device.
 
         Args:
             rows: on the CPU.
+            seed: of the dropout, if there is any.
         """
         passes = self.role.passes
         others = {} if passes.head.scalar else rows.distributions
-        outputs = passes.forward(**rows_of(rows), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
+        with drawing(seed, passes.device):
+            outputs = passes.forward(**rows_of(rows), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
         part = on_device(rows, passes.device)
         for other in self.whole:
             with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,10 @@ class Worker:
     ranks: Ranks = field(default_factory=Ranks)
     compute_s: float = 0.0
     """Seconds spent in forward, backward and optimizer steps so far."""
+    seed: int = 0
+    """Seed of the run."""
+    _made: tuple[int, int] = (0, 0)
+    """The step of the last update, and how many updates it has had."""
 
     @torch.no_grad()
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
@@ -133,6 +138,8 @@ class Worker:
         sampled = batch.advantages is not None
         trained = range(len(batch)) if sampled else batch.loss_mask.any(-1).nonzero().squeeze(-1).tolist()
         flops = 0.0
+        if learn:
+            self._made = batch.step, self._made[1] + 1 if self._made[0] == batch.step else 1
         for role in self.roles.values():
             if role.backend is None or not (learn or role.name == "actor"):
                 continue
@@ -171,7 +178,14 @@ class Worker:
             whole=wanted,
             sampled_now=sampled_now,
             against_sampler=self.settings.old_logprobs == "sampler",
+            seed=self._seed(role),
         )
+
+    def _seed(self, role: Role) -> list[int]:
+        """Returns the seed of an update's dropout. A run that was resumed has the one of a run that was not."""
+        # Processes that hold one copy of the model in parts need the same values, and those with slices of a line others.
+        process = self.ranks.rank if self.ranks.slices is None else self.ranks.process
+        return [self.seed, *self._made, process, zlib.crc32(role.name.encode())]
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, *, whole: Denominators | None = None, rows: list[int] | None = None) -> Metrics:

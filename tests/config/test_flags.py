@@ -234,7 +234,10 @@ def test_eval_rewards_are_their_own():
             ["--lora_rank", "8"],
             "--lora_rank: no such flag; OpenRLHF's --lora_rank is --actor.lora.rank here (alpha is twice the rank by default)",
         ),
-        (["--actor.lora.dropout", "0.1"], "--actor.lora.dropout: no such flag"),
+        (
+            ["--lora_dropout", "0.1"],
+            "--lora_dropout: no such flag; OpenRLHF's and TRL's --lora_dropout is --actor.lora.dropout here",
+        ),
         (
             ["--advantage_estimator", "gae"],
             "--advantage_estimator: no such flag; OpenRLHF's --advantage_estimator gae is --algo ppo here",

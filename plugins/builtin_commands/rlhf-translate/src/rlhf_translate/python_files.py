@@ -303,6 +303,8 @@ class _Script:
         yield Option("--use_peft", ("True",), known.lineno)
         if not any(word.arg == "r" for word in known.keywords):
             yield Option("--lora_r", (rank,), known.lineno)
+        if not any(word.arg == "lora_dropout" for word in known.keywords):
+            yield Option("--lora_dropout", ("0.0",), known.lineno)
         for word in known.keywords:
             if word.arg not in (None, "model", "peft_config"):
                 yield self.option(_LORA.get(str(word.arg), str(word.arg)), word.value, word.value.lineno)

@@ -171,6 +171,7 @@ BOTH: Table = {
     **{name: _extra for name in (*_EXTRA, _GRADIENTS)},
     "ds.attn_implementation": attention,
     "ds.lora.alpha": _of_lora("alpha"),
+    "ds.lora.dropout": _of_lora("dropout"),
     "ds.lora.target_modules": _of_lora("targets"),
     "actor.adam.betas": betas("actor"),
     "actor.lr_scheduler": schedule("actor"),

@@ -31,6 +31,7 @@ MATTERS = (
     "lora_r",
     "lora_alpha",
     "lora_dropout",
+    "disable_dropout",
     "ref_model_mixup_alpha",
     "ref_model_sync_steps",
     "lora_target_modules",
@@ -47,11 +48,19 @@ def _lora(name: str) -> Convert:
             return same("no adapter is trained")
         if name == "targets" and option.is_off:
             return lost("the modules that PEFT trains of this architecture; here all linear maps")
-        if name == "dropout":
-            return same("0, as it is here") if not option.number else lost("adapters have no dropout here")
+        if name == "dropout" and not option.number:
+            return same("0, as it is here")
+        if name == "dropout" and given.is_on("disable_dropout"):
+            return same("disable_dropout sets it to 0 there too")
         return to({f"actor.lora.{name}": option.texts if name == "targets" else option.written})
 
     return convert
+
+
+def _disable_dropout(option: Option, given: Given) -> Outcome:
+    if option.is_on or not option.line:
+        return same("on, as it is here, but for adapters" if option.is_on else "most models have none of their own")
+    return lost("the model's own dropout is off in training")
 
 
 def _use_peft(option: Option, given: Given) -> Outcome:
@@ -236,7 +245,7 @@ TABLE: Table = {
     "gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
     "bf16": _bf16,
     "torch_dtype": _dtype,
-    "disable_dropout": lambda option, given: same("on, as it is here") if option.is_on else lost("dropout is off in training"),
+    "disable_dropout": _disable_dropout,
     "eval_on_start": _at_start,
     "bnb_4bit_quant_type": lambda option, given: same("nf4") if option.value == "nf4" else lost("4 bits are NF4 here"),
     "dtype": _dtype,

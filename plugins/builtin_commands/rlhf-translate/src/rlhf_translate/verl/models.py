@@ -270,6 +270,10 @@ def _lora_of_megatron(name: str) -> Convert:
     return convert
 
 
+def _position(option: Option, given: Given) -> Outcome:
+    return same("before A, as it is here") if option.value == "pre" else lost("dropout after B; here it is before A")
+
+
 def _every(name: str) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         if name == "eval.every" and "data.val_files" not in given:
@@ -333,6 +337,8 @@ TABLE: Table = {
     f"{_ACTOR}tau_neg": key("algo.sapo_tau_negative"),
     f"{_MODEL}lora.rank": _lora_of_megatron("rank"),
     f"{_MODEL}lora.alpha": _lora_of_megatron("alpha"),
+    f"{_MODEL}lora.dropout": _lora_of_megatron("dropout"),
+    f"{_MODEL}lora.dropout_position": _position,
     "data.apply_chat_template_kwargs": template_kwargs,
     "data.apply_chat_template_kwargs.enable_thinking": lambda option, given: to(
         {"data.template_kwargs": [f"enable_thinking={str(not option.is_off).lower()}"]}
