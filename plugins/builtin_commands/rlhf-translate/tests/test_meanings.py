@@ -470,3 +470,27 @@ def test_a_moving_reference_has_the_defaults_of_its_version(translated, script):
     command = f"{DPO} --num_processes 1 --sync_ref_model"
     values = translated(script(f"{command}\n"), "--from", "trl:dpo==0.15.2")[2]
     assert values["with"]["moving_reference"] == {"share": 0.9, "every": 64}
+
+
+@pytest.mark.parametrize(
+    ("command", "dropout", "said"),
+    [
+        (f"{PPO} --lora_rank 8 --lora_dropout 0.1", 0.1, ""),
+        (f"{PPO} --lora_dropout 0.1", None, "no adapter is trained"),
+        (f"{GRPO} --use_peft --lora_dropout 0.1", 0.1, ""),
+        (f"{GRPO} --use_peft", 0.05, ""),
+        (f"{GRPO} --use_peft --disable_dropout --lora_dropout 0.1", None, "disable_dropout sets it to 0 there too"),
+        (f"{DPO} --use_peft --lora_dropout 0.1", None, "disable_dropout sets it to 0 there too"),
+        (f"{DPO} --use_peft --lora_dropout 0.1 --disable_dropout false", 0.1, "the model's own dropout is off in training"),
+        (f"{VERL} actor_rollout_ref.model.lora.rank=8 actor_rollout_ref.model.lora.dropout=0.1", 0.1, ""),
+        (
+            f"{VERL} actor_rollout_ref.model.lora.rank=8 actor_rollout_ref.model.lora.dropout_position=post",
+            None,
+            "dropout after B; here it is before A",
+        ),
+    ],
+)
+def test_dropout_of_adapters(translated, script, command, dropout, said):
+    _, text, values = translated(script(command))
+    assert values["actor"].get("lora", {}).get("dropout") == dropout
+    assert said in text

@@ -349,6 +349,7 @@ trainer = SFTTrainer(model=model, train_dataset=load_dataset("org/d"), eval_data
         ('FastLanguageModel.get_peft_model(model, r=32, lora_alpha=64, target_modules=["q_proj"])', [32, 64, ["q_proj"]]),
         ("FastLanguageModel.get_peft_model(model, lora_alpha=64)", [16, 64, None]),
         ("get_peft_model(model, LoraConfig(r=4, lora_alpha=8, bias='none'))", [4, 8, None]),
+        ("get_peft_model(model, LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1))", [4, 8, None]),
     ],
 )
 def test_an_adapter_that_the_script_puts_into_the_model(translated, script, adapter, lora):
@@ -357,6 +358,7 @@ def test_an_adapter_that_the_script_puts_into_the_model(translated, script, adap
     assert (values["actor"]["model"], values["actor"]["quantize"]) == ("unsloth/Qwen3", "4bit")
     own = values["actor"]["lora"]
     assert [own["rank"], own["alpha"], own.get("targets")] == lora
+    assert own.get("dropout") == (0.1 if "dropout" in adapter else None)  # peft's default is 0
     assert values["data"]["max_tokens"] == 2048
     assert "not an option" not in text
 
