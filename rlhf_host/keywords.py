@@ -78,6 +78,7 @@ class LoraSettings(TypedDict, total=False):
     targets: list[str]
     rslora: bool
     init: Literal["default", "gaussian"]
+    dropout: float
 
 
 class PipelineSettings(TypedDict, total=False):
