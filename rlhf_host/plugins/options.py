@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,11 @@ RESERVED = {
     "tasks": ("path", "subset", "split", "prompt_key", "label_key", "max_samples"),
 }
 """Kind (empty: any) → keys that the configuration has for itself, beside a plugin's options."""
+
+
+WORD = re.compile(r"(?<!')\b(True|False|None)\b(?!')")
+YAML = {"True": "true", "False": "false", "None": "null"}
+"""Values as pydantic writes them, and as a configuration does."""
 
 
 class NoOptions(BaseModel):
@@ -192,6 +198,8 @@ def sentence(item: ErrorDetails) -> str:
     if not message.startswith("Input should"):
         return message
     near = ""
+    if item["type"] == "literal_error":
+        message = WORD.sub(lambda word: YAML[word[0]], message)
     if item["type"] == "literal_error" and isinstance(item["input"], str):
         near = near_matches(item["input"], item["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", "))
     return f"{message.removeprefix('Input ')}, not {shown}{near}"

@@ -260,7 +260,10 @@ class RoleHandle(Protocol):
         """Longest row, in tokens."""
 
     async def logprobs(self, trajectories: Sequence[Trajectory], *, temperature: float | None = None) -> list[list[float]]:
-        """Returns, per trajectory, log-probabilities of its completion tokens, at the run's temperature or at another."""
+        """Returns, per trajectory, log-probabilities of its completion tokens, at the run's temperature or at another.
+
+        Raises ``ValueError`` at temperature 0, where a distribution is greedy, and ``topk`` does, too.
+        """
 
     async def topk(
         self, trajectories: Sequence[Trajectory], k: int, *, temperature: float | None = None

@@ -44,12 +44,12 @@ class TrainerRole:
         return load_tokenizer(self._settings)
 
     async def logprobs(self, trajectories: Sequence[Trajectory], *, temperature: float | None = None) -> list[list[float]]:
-        return await self._per_token("logprobs", trajectories, temperature)
+        return await self._per_token("logprobs", trajectories, self._at(temperature))
 
     async def topk(
         self, trajectories: Sequence[Trajectory], k: int, *, temperature: float | None = None
     ) -> list[list[dict[int, float]]]:
-        batch = self._batch(trajectories, temperature)
+        batch = self._batch(trajectories, self._at(temperature))
         likeliest = await self._run(self._trainer.topk, self.name, k, batch)
         rows = zip(likeliest.ids, likeliest.logprobs, batch.lengths.tolist(), strict=True)
         return [
@@ -75,6 +75,14 @@ class TrainerRole:
 
     def _batch(self, trajectories: Sequence[Trajectory], temperature: float | None = None) -> Batch:
         return completions(trajectories, self._temperature if temperature is None else temperature)
+
+    def _at(self, temperature: float | None) -> float:
+        chosen = self._temperature if temperature is None else temperature
+        if chosen == 0:
+            raise ValueError(
+                f"the role {self.name} has no log-probabilities at temperature 0, which is greedy: give another, as in temperature=1.0"
+            )
+        return chosen
 
     async def _run(self, compute: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(compute, *arguments) if self._threads else compute(*arguments)

@@ -181,6 +181,7 @@ def test_a_seed_gives_the_same_answers_again(served, form):
         ("chat/completions", {"messages": USER, "logprobs": 3}, "logprobs"),
         ("chat/completions", {"messages": USER, "echo": True}, "echo"),
         ("responses", {"input": USER, "include": "all"}, "include"),
+        ("responses", {"input": USER, "include": ["message.output_text.logprob"]}, "include"),
         ("responses", {"input": USER, "top_logprobs": 21}, "top_logprobs"),
         ("messages", {"messages": USER, "max_tokens": 3, "top_logprobs": 2}, "top_logprobs"),
         ("messages", {"messages": USER, "max_tokens": 3, "echo": True}, "echo"),

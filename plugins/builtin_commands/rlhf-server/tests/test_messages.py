@@ -192,12 +192,16 @@ def test_what_has_no_effect_is_named(serve, stage):
         session = server.open(stage.policy())
         async with client(session) as one:
             choice = {"type": "any", "disable_parallel_tool_use": True}
-            more = {"extra_body": {"temperature": 0.3, "top_k": 5}, "tools": TOOLS, "tool_choice": choice}
+            tools = [{**tool, "cache_control": {"type": "ephemeral"}, "stream": True} for tool in TOOLS]
+            more = {"extra_body": {"temperature": 0.3, "top_k": 5}, "tools": tools, "tool_choice": choice}
             answer = await one.messages.with_raw_response.create(model="m", max_tokens=9, messages=HI, **more)
         return answer.headers["x-rlhf-ignored"], answer.headers["x-rlhf-version"]
 
     ignored, version = serve(test, stage(lambda ids: "x"))
-    assert set(ignored.split(",")) == {"temperature", "top_k", "tool_choice", "disable_parallel_tool_use"}
+    assert set(ignored.split(",")) == {
+        *("temperature", "top_k", "tool_choice", "disable_parallel_tool_use"),
+        *("tools.cache_control", "tools.stream"),
+    }
     assert version == "0"
 
 

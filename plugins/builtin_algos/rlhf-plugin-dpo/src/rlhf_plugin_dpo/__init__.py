@@ -69,8 +69,8 @@ class CPOOptions(F.PreferenceOptions):
 class CPO(DPO):
     """CPO: the chosen completion must be likelier than the rejected one, and likely itself, without a reference.
 
-    ``−log σ(β·log π(chosen) − β·log π(rejected))`` (arXiv:2401.08417, eq. 3) plus ``−log π(chosen)`` (eq. 5), a mean over the
-    chosen tokens.
+    ``−log σ(β·log π(chosen) − β·log π(rejected))`` plus ``−log π(chosen)``, a mean over the chosen tokens (arXiv:2401.08417,
+    ``L_prefer`` and ``L_NLL`` of the CPO loss).
     """
 
     Options = CPOOptions

@@ -74,7 +74,7 @@ class MixtureOptions(BaseModel):
 class BesideMixture(BesideReference):
     """The agent of Nash-MD: every second answer of a prompt comes from the mixture of policy and reference.
 
-    ``π_mix ∝ π^(1 − β)·ref^β``, token by token (arXiv:2312.00886, section 7).
+    ``π_mix ∝ π^(1 − β)·ref^β``, token by token (arXiv:2312.00886, the alternative policy of Nash-MD-PG).
     """
 
     Options = MixtureOptions
@@ -211,7 +211,7 @@ class NashMD:
     """Nash-MD: the policy's answers must be preferred to those of the mixture of policy and reference.
 
     The gradient is that of ``−sg(P − ½ − β·log(π/ref))·log π`` of the policy's answer, a mean over answers: ``P`` the probability
-    that it is preferred to the answer of the mixture (arXiv:2312.00886, sections 7 and 8).
+    that it is preferred to the answer of the mixture (arXiv:2312.00886, Nash-MD-PG).
     """
 
     Options = NashOptions

@@ -249,7 +249,8 @@ class PolicyServer:
             session.remember(whole["id"], [*said, calls[0].shown.message])
             return whole
 
-        return await self._respond(request, session, sent, work, answer, responses.chunks_of, responses.KNOWN)
+        told = replace(sent, value=responses.with_unread(body))
+        return await self._respond(request, session, told, work, answer, responses.chunks_of, responses.KNOWN)
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         sent = await self._http.body_of(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -28,6 +29,8 @@ REFUSED = {
 """Parameters that would change the meaning of the answer."""
 DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p")
 """Parameters of the distribution."""
+PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,59}")
+"""Names of parameters that a header may repeat."""
 LENGTHS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -73,7 +76,16 @@ def ignored_in(body: Mapping[str, Any], run: Sampling, known: Collection[str], *
     followed |= {*DISTRIBUTION, "seed"} if free else set()
     given = [name for name, value in body.items() if value is not None and name not in followed]
     odd = [name for name in given if name not in same or body[name] != same[name]]
-    return [name if name.isidentifier() and name.isascii() and len(name) < 40 else "other" for name in odd[:50]]
+    return [name if PLAIN.fullmatch(name) else "other" for name in odd[:50]]
+
+
+def with_unread(body: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Returns the request with a parameter ``tools.NAME`` for each field of its tools that is not read: without effect, which
+    its answer says.
+    """
+    tools = body.get("tools")
+    fields = {name for tool in tools if isinstance(tool, dict) for name in tool} if isinstance(tools, list) else set()
+    return {**body, **{f"tools.{name}": True for name in sorted(fields - {"type", *known})}}
 
 
 def seed_of(body: Mapping[str, Any], *, free: bool) -> int | None:

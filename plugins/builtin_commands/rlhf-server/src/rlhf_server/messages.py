@@ -8,10 +8,13 @@ from typing import Any
 from rlhf_host import Message
 from rlhf_host.rollouts import Call
 from rlhf_server import chat
+from rlhf_server.asked import with_unread
 from rlhf_server.errors import ApiError, invalid
 from rlhf_server.limits import Limits
 
 KNOWN = ("messages", "tools", "system", "stop_sequences")
+TOOL = ("name", "description", "input_schema")
+"""Fields of a tool that are read."""
 REFUSED = {
     "mcp_servers": "servers of tools are the program's own",
     "container": "this server runs no programs",
@@ -40,6 +43,7 @@ def plain_of(body: Mapping[str, Any]) -> dict[str, Any]:
     if choice is not None and (not isinstance(choice, Mapping) or choice.get("type") not in CHOICES):
         raise invalid("tool_choice", f"an object of the type {', '.join(CHOICES)}")
     plain = {name: value for name, value in body.items() if name not in ("stop_sequences", "tool_choice")}
+    plain = with_unread(plain, TOOL)
     if choice is not None:
         plain["tool_choice"] = CHOICES[choice["type"]]
         if choice.get("disable_parallel_tool_use"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_host import Message
 from rlhf_host.rollouts import Call
-from rlhf_server import chat, likelihoods
+from rlhf_server import asked, chat, likelihoods
 from rlhf_server.errors import ApiError, invalid
 from rlhf_server.likelihoods import Scored, Wanted
 from rlhf_server.limits import Limits
@@ -18,6 +18,16 @@ FUNCTION = ("name", "description", "parameters", "strict")
 """Fields of a tool that its function has in chat completions, so that both write the same prompt."""
 LOGPROBS = "message.output_text.logprobs"
 """Value of ``include`` that asks for log-probabilities."""
+WITHOUT_EFFECT = (
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
+"""Values of ``include`` that ask for parts that no answer has here."""
 KNOWN = ("input", "instructions", "tools", "previous_response_id", "include", "reasoning", "text", "truncation")
 
 
@@ -100,8 +110,16 @@ def wanted_of(body: Mapping[str, Any], *, computed: bool) -> Wanted:
     include = body.get("include")
     if include is not None and (not isinstance(include, list) or not all(isinstance(one, str) for one in include)):
         raise invalid("include", "a list of texts")
+    if unknown := [one for one in include or () if one not in (LOGPROBS, *WITHOUT_EFFECT)]:
+        raise invalid("include", f"{unknown[0][:80]!r} is not known; {LOGPROBS!r} is")
     logprobs = bool(body.get("top_logprobs")) or LOGPROBS in (include or ())
     return likelihoods.wanted_of({**body, "logprobs": logprobs}, "chat", computed=computed)
+
+
+def with_unread(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the request with a parameter for each part of its tools and of ``include`` that has no effect."""
+    parts = {f"include.{one}": True for one in body.get("include") or () if one in WITHOUT_EFFECT}
+    return {**asked.with_unread(body, FUNCTION), **parts}
 
 
 def answer_of(
