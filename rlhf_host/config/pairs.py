@@ -8,9 +8,11 @@ from typing import Any
 
 from rlhf_host.errors import UserError
 
+PYTHON = {"True": True, "False": False, "None": None}
+
 
 def read_pairs(texts: Sequence[str], setting: str, example: str) -> dict[str, Any]:
-    """Returns the values by key, in order; a value is JSON, or else a text.
+    """Returns the values by key, in order; a value is JSON, one of Python's ``True``, ``False`` and ``None``, or else a text.
 
     Args:
         setting: its name, for messages.
@@ -29,5 +31,5 @@ def read_pairs(texts: Sequence[str], setting: str, example: str) -> dict[str, An
         try:
             values[name] = json.loads(value)
         except ValueError:
-            values[name] = value
+            values[name] = PYTHON.get(value, value)
     return values

@@ -79,9 +79,7 @@ class TrainerRole:
     def _at(self, temperature: float | None) -> float:
         chosen = self._temperature if temperature is None else temperature
         if chosen == 0:
-            raise ValueError(
-                f"the role {self.name} has no log-probabilities at temperature 0, which is greedy: give another, as in temperature=1.0"
-            )
+            raise ValueError(f"the role {self.name} has no log-probabilities at temperature 0: give another, such as 1.0")
         return chosen
 
     async def _run(self, compute: Callable[..., T], *arguments: Any) -> T:

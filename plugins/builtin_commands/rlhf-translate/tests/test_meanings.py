@@ -438,6 +438,34 @@ OPTIM = f"{ACTOR}optim.optimizer"
             " --reward_clip_range -1 2",
             {"with.reward_scaling.low": -1.0, "with.reward_scaling.high": 2.0},
         ),
+        (
+            f"{VERL} {OPTIM}=SGD +{ACTOR}optim.override_optimizer_config.momentum=0.9",
+            {"backend.optimizer": "SGD", "backend.optimizer_args": ["momentum=0.9"]},
+        ),
+        (
+            f"{VERL} {OPTIM}=AdamW '{ACTOR}optim.override_optimizer_config={{eps:1e-6,amsgrad:True}}'",
+            {"actor.adam_eps": 1e-6, "backend.optimizer_args": ["amsgrad=true"]},
+        ),
+        (
+            f"{VERL} '{ACTOR}optim.override_optimizer_config={{bf16_stochastic_round:True}}'",
+            {"backend.optimizer_args": None},
+        ),
+        (f"{VERL} {ACTOR}optim.override_optimizer_config=null", {"backend.optimizer_args": None}),
+        (
+            f"{GRPO} --use_vllm True --vllm_mode server --vllm_server_port 8123 --vllm_server_timeout 60"
+            " --vllm_gpu_memory_utilization 0.3",
+            {
+                "engine.name": "http",
+                "engine.urls": ["http://127.0.0.1:8123"],
+                "engine.wait_s": 60.0,
+                "engine.gpu_memory_utilization": None,
+            },
+        ),
+        (
+            f"{GRPO} --use_vllm True --vllm_mode server --vllm_server_base_url http://node1:80",
+            {"engine.urls": ["http://node1:80"], "engine.directory": "SET THIS"},
+        ),
+        (f"{GRPO} --use_vllm True --vllm_mode colocate --vllm_server_port 1", {"engine.name": "vllm", "engine.urls": None}),
         (f"{VERL} {OPTIM}=AdamW", {"backend.optimizer": None, "actor.betas": [0.9, 0.999]}),
     ],
 )

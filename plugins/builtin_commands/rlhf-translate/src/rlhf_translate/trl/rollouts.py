@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from rlhf_translate.options import (
     PROGRAM,
     Convert,
@@ -169,9 +171,11 @@ def _correction(option: Option, given: Given) -> Outcome:
 
 def _vllm(name: str) -> Convert:
     return lambda option, given: (
-        to({f"engine.{name}": option.written if option.values else True})
-        if given.is_on("use_vllm")
-        else same("no vLLM samples")
+        same("no vLLM samples")
+        if not given.is_on("use_vllm")
+        else same("the server's own")
+        if _by_server(given)
+        else to({f"engine.{name}": option.written if option.values else True})
     )
 
 
@@ -190,12 +194,49 @@ def _longest_prompt(option: Option, given: Given) -> Outcome:
     return to({"data.max_prompt_tokens": option.written, "data.long_prompts": "truncate"})
 
 
+SERVER = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout")
+START = "start the server with vllm serve in place of trl vllm-serve, as the page Engines shows"
+
+
+def _by_server(given: Given) -> bool:
+    """Returns True if vLLM samples in a server: its mode is written, or else a part of its address."""
+    if not given.is_on("use_vllm"):
+        return False
+    return given["vllm_mode"].value == "server" if given.wrote("vllm_mode") else given.wrote(*SERVER)
+
+
+def _engine(option: Option, given: Given) -> Outcome:
+    if not given.is_on("use_vllm"):
+        return same("off, as it is here")
+    if not _by_server(given):
+        return to({"engine.name": "vllm"})
+    if "vllm_server_base_url" in given:
+        address = given["vllm_server_base_url"].value
+    else:
+        usual = {"vllm_server_host": "0.0.0.0", "vllm_server_port": "8000"}
+        host, port = (given[name].value if name in given else value for name, value in usual.items())
+        address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    settings = {"engine.name": "http", "engine.urls": [address]}
+    if urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1"):
+        return to(settings, START)
+    remark = f"{START}; a directory that both machines see, for weights"
+    return Outcome(settings, remark, asks=("engine.directory",), stand_ins={"engine.directory": "weights"})
+
+
+def _of_server(option: Option, given: Given) -> Outcome:
+    return _engine(option, given) if _by_server(given) else same("no server samples")
+
+
+def _wait(option: Option, given: Given) -> Outcome:
+    return to({"engine.wait_s": option.written}) if _by_server(given) else same("no server samples")
+
+
 def _mode(option: Option, given: Given) -> Outcome:
     if not given.is_on("use_vllm"):
         return same("no vLLM samples")
     if option.value == "colocate":
         return same("engines belong to the run")
-    return lost("engines belong to the run: --placement rollout=N")
+    return _engine(option, given)
 
 
 TABLE: Table = {
@@ -225,7 +266,9 @@ TABLE: Table = {
     "off_policy_mask_threshold": lambda option, given: (
         same("off, as it is here") if option.is_off else to({"with.off_policy_mask.delta": option.value})
     ),
-    "use_vllm": switch({"engine.name": "vllm"}),
+    "use_vllm": _engine,
+    **dict.fromkeys(SERVER[:3], _of_server),
+    "vllm_server_timeout": _wait,
     "vllm_mode": _mode,
     "vllm_gpu_memory_utilization": _vllm("gpu_memory_utilization"),
     "vllm_tensor_parallel_size": _vllm("tensor_parallel_size"),

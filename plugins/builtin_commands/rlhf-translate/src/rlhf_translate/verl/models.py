@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from rlhf_translate import shared
 from rlhf_translate.options import (
+    NONE,
     PROGRAM,
     Convert,
     Given,
@@ -200,6 +202,54 @@ def optimizer(place: str, actor: str = "") -> Convert:
     return convert
 
 
+ARGUMENTS = (
+    *("momentum", "dampening", "nesterov", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "eps"),
+    *("alpha", "centered", "rho", "lambd", "t0", "initial_accumulator_value", "etas", "step_sizes", "momentum_decay"),
+    *("min_8bit_size", "percentile_clipping", "block_wise", "optim_bits", "is_paged"),
+)
+"""Arguments of the optimizers of torch and bitsandbytes that are no settings of a role; ``eps`` is one here."""
+
+
+def _overrides(place: str, given: Given) -> dict[str, str]:
+    """Returns the arguments that a command adds to an optimizer, as one mapping or each as an option of its own."""
+    whole, pairs = given[f"{place}override_optimizer_config"], dict[str, str]()
+    if f"{place}override_optimizer_config" in given:
+        for item in whole.value.strip().removeprefix("{").removesuffix("}").split(","):
+            name, sign, value = (part.strip().strip("'\"") for part in item.partition(":"))
+            if item.strip() and (not sign or not name or not value or "{" in value or "[" in value):
+                raise ValueError
+            pairs |= {name: value} if item.strip() else {}
+    each = {name: given[f"{place}override_optimizer_config.{name}"] for name in ARGUMENTS}
+    return pairs | {name: one.value for name, one in each.items() if one.line}
+
+
+def overrides(role: str, place: str, actor: str = "") -> Convert:
+    """Handles arguments of the optimizer; see ``optimizer``."""
+
+    def convert(option: Option, given: Given) -> Outcome:
+        arguments = _overrides(place, given)
+        if actor and arguments != _overrides(actor, given):
+            return lost("all roles have one optimizer here")
+        if unknown := [name for name in arguments if name not in ARGUMENTS]:
+            return lost(f"{unknown[0]} is no argument of the optimizers here, or an option of verl by itself")
+        settings: dict[str, Any] = {f"{role}.adam_eps": arguments["eps"]} if "eps" in arguments else {}
+        if others := [f"{name}={_as_json(value)}" for name, value in arguments.items() if name != "eps"]:
+            settings["backend.optimizer_args"] = others
+        return to(settings) if settings else same("none are given")
+
+    return convert
+
+
+def _as_json(value: str) -> str:
+    return value.lower() if value.lower() in ("true", "false") else "null" if value.lower() in NONE else value
+
+
+def overriding(role: str, place: str, actor: str = "") -> Table:
+    """Returns the rows of a role's ``override_optimizer_config``."""
+    names = ("", *(f".{name}" for name in ARGUMENTS))
+    return {f"{place}override_optimizer_config{name}": overrides(role, place, actor) for name in names}
+
+
 def betas(role: str, place: str) -> Convert:
     """Handles the betas, which only optimizers with Adam in their names get there (``build_optimizer``)."""
     return lambda option, given: (
@@ -319,6 +369,8 @@ TABLE: Table = {
     f"{_ACTOR}ulysses_sequence_parallel_size": sequence_parallel("actor"),
     "critic.ulysses_sequence_parallel_size": of_critic(sequence_parallel("critic")),
     f"{_ACTOR}optim.betas": betas("actor", f"{_ACTOR}optim."),
+    **overriding("actor", f"{_ACTOR}optim."),
+    **{name: of_critic(row) for name, row in overriding("critic", "critic.optim.", f"{_ACTOR}optim.").items()},
     **{f"{_ACTOR}optim.{name}": optimizer(f"{_ACTOR}optim.") for name in ("optimizer", "optimizer_impl")},
     **{
         f"critic.optim.{name}": of_critic(optimizer("critic.optim.", f"{_ACTOR}optim."))

@@ -84,7 +84,7 @@ MISSING = {
     "Megatron": "*megatron* *mbridge* *.optim.lr_decay_* *.optim.lr_wsd_* *.optim.lr_warmup_init *.optim.min_lr *moe_config*",
     "other backends: torch, deepspeed and fsdp are here": "*veomni* *torchtitan* *turbo_config* *automodel*",
     "optimizers other than AdamW": (
-        "*.optim.muon* *.optim.override_optimizer_config *.optim.*_dtype *.optim.use_precision_aware_optimizer "
+        "*.optim.muon* *.optim.override_optimizer_config* *.optim.*_dtype *.optim.use_precision_aware_optimizer "
         "*.optim.use_layer_wise_* *.optim.use_checkpoint_opt_param_scheduler *.optim.weight_decay_incr_style"
     ),
     "rows are computed in parts by all roles that share devices: --actor.sequence-parallel": (

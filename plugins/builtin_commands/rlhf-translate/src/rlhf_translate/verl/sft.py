@@ -19,7 +19,7 @@ from rlhf_translate.options import (
 )
 from rlhf_translate.shared import FSDP, picture_column, placed, rows_of, schedule, sources, warmup
 from rlhf_translate.verl import sharding
-from rlhf_translate.verl.models import betas, optimizer, project, trackers
+from rlhf_translate.verl.models import betas, optimizer, overriding, project, trackers
 
 MATTERS = (
     "data.train_batch_size",
@@ -167,6 +167,7 @@ TABLE: Table = {
     "model.target_modules": _lora("targets"),
     "optim.lr": key("actor.lr"),
     "optim.betas": betas("actor", "optim."),
+    **overriding("actor", "optim."),
     **{f"optim.{name}": optimizer("optim.") for name in ("optimizer", "optimizer_impl")},
     "optim.weight_decay": key("actor.weight_decay"),
     "optim.clip_grad": key("actor.max_grad_norm"),
