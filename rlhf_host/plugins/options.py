@@ -199,9 +199,9 @@ def sentence(item: ErrorDetails) -> str:
         return message
     near = ""
     if item["type"] == "literal_error":
-        message = WORD.sub(lambda word: YAML[word[0]], message)
+        message, expected = (WORD.sub(lambda word: YAML[word[0]], text) for text in (message, item["ctx"]["expected"]))
     if item["type"] == "literal_error" and isinstance(item["input"], str):
-        near = near_matches(item["input"], item["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", "))
+        near = near_matches(item["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
     return f"{message.removeprefix('Input ')}, not {shown}{near}"
 
 

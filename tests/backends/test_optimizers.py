@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 import rlhf_host
 from rlhf_host import UserError
-from rlhf_host.backends.optimizers import outside_blocks, state_bytes
+from rlhf_host.backends.optimizers import arguments_of, outside_blocks, state_bytes
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig
@@ -51,6 +51,11 @@ def orthogonal(gradient, steps=5):
         square = wide @ wide.T
         wide = a * wide + (b * square + c * square @ square) @ wide
     return wide.T if x.shape[0] > x.shape[1] else wide
+
+
+def test_arguments_may_be_written_as_in_python():
+    read = arguments_of(["nesterov=False", "amsgrad=True", "foreach=None", "fused=false", "momentum=0.9", "name=none"])
+    assert read == {"nesterov": False, "amsgrad": True, "foreach": None, "fused": False, "momentum": 0.9, "name": "none"}
 
 
 def test_muon_steps_matrices_of_blocks_and_adamw_all_others(model):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import parse
 from rlhf_host.config.load import load_config, read_config
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.options import sentence
 
 
 def load(*flags: str):
@@ -318,3 +321,19 @@ def test_no_flag_is_suggested_that_does_not_exist():
 
 def test_several_mistakes_are_told_at_once():
     assert len(refusal("--rolout.n", "4", "--train.steps", "x", "--seed")) == 3
+
+
+def test_words_of_a_choice_are_written_as_in_a_configuration():
+    class Options(BaseModel):
+        on: Literal[True, "True"] = True
+        off: Literal[False] | None = None
+        always: Literal[True] = True
+
+    def said(**values):
+        with pytest.raises(ValidationError) as error:
+            Options(**values)
+        return sentence(error.value.errors()[0])
+
+    assert said(off="true") == "should be false, not 'true'"
+    assert said(always="True") == "should be true, not 'True'; did you mean 'true'?"
+    assert said(on="x") == "should be true or 'True', not 'x'"

@@ -77,6 +77,9 @@ def test_a_role_gives_its_likeliest_tokens_at_any_temperature(tiny_model, debug)
         ]
         plain, cold = (running.run(actor.logprobs(read, **more)) for more in ({}, {"temperature": 0.5}))
         likely, colder = (running.run(actor.topk(read, 3, **more)) for more in ({}, {"temperature": 0.5}))
+        for greedy in (actor.logprobs(read, temperature=0), actor.topk(read, 3, temperature=0)):
+            with pytest.raises(ValueError, match="actor has no log-probabilities at temperature 0"):
+                running.run(greedy)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     for temperature, logprobs, tops in ((1.0, plain, likely), (0.5, cold, colder)):
         for ids, own, top in zip(rows, logprobs, tops, strict=True):

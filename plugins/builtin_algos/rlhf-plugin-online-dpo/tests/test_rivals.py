@@ -86,6 +86,39 @@ def test_nash_md_trains_the_policys_answers_alone(kl, penalty):
     assert metrics == {"preferred": [1.0, 0.5], "kl_reference": [1.0, -2.0]}
 
 
+def test_the_expected_gradient_of_nash_md_is_that_of_the_preference_minus_the_kl():
+    """Over all answers of two tokens out of three, weighted by their probabilities; the rival's distribution is fixed."""
+    torch.manual_seed(0)
+    first, then = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((3,), (3, 3)))
+    reference = [torch.randn(size, dtype=torch.float64) for size in ((3,), (3, 3))]
+    answers = [(a, b) for a in range(3) for b in range(3)]
+
+    def per_token(logits):
+        start, after = (part.log_softmax(-1) for part in logits)
+        return torch.stack([torch.stack([start[a], after[a, b]]) for a, b in answers])
+
+    own, other = per_token((first, then)), per_token(reference)
+    rewards, beta = torch.randn(9, dtype=torch.float64), 0.3
+    rival = (0.75 * own + 0.25 * other).sum(-1).detach().softmax(-1)
+    preferred = (rewards.unsqueeze(1) - rewards).sigmoid() @ rival
+    likely = own.sum(-1).exp()
+    exact = (likely * preferred).sum() - beta * (likely * (own - other).sum(-1)).sum()
+    wanted = torch.autograd.grad(exact, (first, then), retain_graph=True)
+
+    tokens = [Segment("action", [10, 11], [-1.0, -1.0], [0, 0])]
+    rows = [
+        Trajectory(f"{i}", "a", Task(""), [Segment("prompt", [1]), *tokens], sample=2 * i, reward=0.0, columns={"preferred": p})
+        for i, p in enumerate(preferred.tolist())
+    ]
+    batch = make_experience([Group("a", Task(""), rows)], {}, step=1, max_new_tokens=2, temperature=1.0)
+    batch.logprobs["reference"] = other
+    items = NashMD(NashMD.Options(beta=beta)).compute_loss(Outputs(logprobs=own), batch)
+    losses = sum(item.coefficient * item.values for item in items if isinstance(item, LossTerm))
+    expected = torch.autograd.grad(-(likely.detach() * losses).sum(), (first, then))
+    for one, each in zip(expected, wanted, strict=True):
+        torch.testing.assert_close(one, each, rtol=1e-5, atol=1e-6)
+
+
 def test_the_preference_of_nash_md_is_the_sigmoid_of_the_difference():
     (row,) = NashMD(NashMD.Options()).make_rows([group(2.0, 0.5)])
     assert row.columns["preferred"] == pytest.approx(1 / (1 + math.exp(-1.5)))

@@ -212,6 +212,8 @@ def test_a_script_that_is_called_like_one_of_trl(translated, script):
         ),
         ("a.sh", "swift rlhf --rlhf_type grpo --model m\n", "swift is a program of ms-swift, which is not translated"),
         ("a.sh", "python examples/scripts/cpo.py --a 1\n", "cpo.py is not translated: it is --algo cpo here"),
+        ("a.sh", "python examples/scripts/xpo.py --a 1\n", "it is --algo xpo --agent xpo with --reward here"),
+        ("a.sh", "python examples/scripts/nash_md.py --a 1\n", "it is --algo nash_md --agent nash_md with --reward here"),
         ("a.sh", "trl vllm-serve --model m\n", "trl vllm-serve is not translated: it serves a model for a run"),
         ("a.sh", "python -m verl.trainer.main_generation a=1\n", "it samples and trains nothing: rlhf generate"),
     ],

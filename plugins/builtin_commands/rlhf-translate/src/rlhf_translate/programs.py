@@ -138,6 +138,8 @@ _INSTEAD = {
     ("trl", "online_dpo_vlm"): "it is --algo online_dpo with --reward here, with pictures in the rows",
     ("trl", "orpo"): "it is --algo dpo --algo.loss orpo here",
     ("trl", "cpo"): "it is --algo cpo here, and CPO-SimPO --algo cpo --algo.loss sigmoid_norm",
+    ("trl", "xpo"): "it is --algo xpo --agent xpo with --reward here",
+    ("trl", "nash_md"): "it is --algo nash_md --agent nash_md with --reward here",
     ("trl", "bco"): "pairs train with --algo dpo --algo.loss bco_pair here",
     ("trl", "dpo_online"): "it is --algo online_dpo with --reward here",
     ("trl", "ppo_tldr"): "it is --algo ppo with --reward reward_model and --reward-model.model here",
@@ -153,8 +155,14 @@ _INSTEAD = {
     ): "distillation is --algo distill on a data set, or --algo on_policy_distill, with --teacher.model here",
     ("trl", "online_dpo"): "it is --algo online_dpo with --reward here",
     ("trl", "ppo"): "it is --algo ppo with --reward reward_model and --reward-model.model here",
-    ("trl", "vllm_serve"): "it serves a model for a run; engines belong to the run here: --engine vllm --placement rollout=N",
-    ("trl", "vllm-serve"): "it serves a model for a run; engines belong to the run here: --engine vllm --placement rollout=N",
+    **{
+        (
+            "trl",
+            name,
+        ): "it serves a model for a run; here a run starts its own, --engine vllm --placement rollout=N, or takes those of"
+        " vllm serve, --engine http"
+        for name in ("vllm_serve", "vllm-serve")
+    },
     ("verl", "main_generation"): "it samples and trains nothing: rlhf generate",
     ("verl", "main_generation_server"): "it samples and trains nothing: rlhf generate",
     ("verl", "main_eval"): "it evaluates and trains nothing: rlhf eval",
