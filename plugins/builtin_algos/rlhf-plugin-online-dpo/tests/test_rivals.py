@@ -10,11 +10,11 @@ from importlib.resources import files
 import pytest
 import torch
 from click.testing import CliRunner
-from rlhf_plugin_online_dpo import rivals
+from rlhf_plugin_online_dpo import OnlineDPO, rivals
 from rlhf_plugin_online_dpo.rivals import XPO, BesideMixture, BesideReference, NashMD
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import Drop, Group, LossTerm, Metric, Outputs, Segment, Task, Trajectory, UserError
+from rlhf_host import Drop, Group, LossTerm, Metric, Outputs, RunError, Segment, Task, Trajectory, UserError
 from rlhf_host.cli.main import main
 from rlhf_host.rollouts.experience import make_experience
 
@@ -60,6 +60,12 @@ def test_xpo_drops_a_group_without_a_pair_and_passes_over_unjudged_answers():
     for rewards in ((1.0, 1.0), (1.0, None), (0.3, 0.1 + 0.2, None, 2.0)):
         assert plugin.keep_group(group(*rewards)) == Drop("equal_rewards")
     assert plugin.keep_group(group(1.0, 1.0, 0.0, 1.0)) is True
+
+
+def test_rewards_that_a_limit_made_equal_are_told():
+    for plugin in (XPO(XPO.Options()), OnlineDPO(OnlineDPO.Options())):
+        with pytest.raises(RunError, match="no pair is left in this batch"):
+            plugin.make_rows([group(-1.0, -1.0)])
 
 
 def test_the_bonus_of_xpo_is_the_likelihood_of_the_references_answers():

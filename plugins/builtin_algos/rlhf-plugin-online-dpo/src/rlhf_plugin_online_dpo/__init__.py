@@ -15,6 +15,7 @@ from rlhf_host import (
     Metric,
     Needs,
     Outputs,
+    RunError,
     Trajectory,
     UserError,
     hookimpl,
@@ -23,6 +24,10 @@ from rlhf_host import functional as F
 
 EQUAL = 1e-6
 """Rewards that differ by less, relative to the largest from 1 on, are equal."""
+ALL_EQUAL = (
+    "no pair is left in this batch: answers whose rewards differ have equal ones after the extensions that change rewards, such as"
+    " by a limit; widen it, or leave the extension out"
+)
 
 
 class OnlineDPO:
@@ -44,14 +49,16 @@ class OnlineDPO:
 
     @hookimpl
     def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """Returns the best and the worst answer of each group, as the chosen and the rejected row of a pair; none if all
-        answers are equal.
+        """Returns the best and the worst answer of each group, as the chosen and the rejected row of a pair; none of a
+        group whose answers are equal. Raises ``RunError`` if there is no pair.
         """
         rows = []
         for group in groups:
             for place, (row, label) in enumerate(zip(best_and_worst(group), (1.0, 0.0), strict=False)):
                 columns = {**row.columns, "label": label}
                 rows.append(replace(row, episode_id=group.group_id, row=place, parent=None, columns=columns))
+        if not rows:
+            raise RunError(ALL_EQUAL)
         return rows
 
     @hookimpl

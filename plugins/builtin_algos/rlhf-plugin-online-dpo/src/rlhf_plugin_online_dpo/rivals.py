@@ -26,18 +26,18 @@ from rlhf_host import (
     Outputs,
     Policy,
     RoleNeed,
+    RunError,
     Segment,
     Trajectory,
     UserError,
     hookimpl,
 )
 from rlhf_host import functional as F
+from rlhf_plugin_online_dpo import ALL_EQUAL, EQUAL
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EQUAL = 1e-6
-"""Rewards that differ by less, relative to the largest from 1 on, are equal."""
 RIVAL = "reference"
 """Role of the other model."""
 
@@ -150,7 +150,10 @@ class XPO:
 
     @hookimpl
     def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """Returns two rows for each pair whose rewards differ: the policy's answer and the reference's, one of them chosen."""
+        """Returns two rows for each pair whose rewards differ: the policy's answer and the reference's, one of them chosen.
+
+        Raises ``RunError`` if there is no such pair.
+        """
         made = []
         for group in groups:
             for number, own, other in rivals(group):
@@ -161,6 +164,8 @@ class XPO:
                     columns = {**row.columns, "label": float(label), "rival": rival}
                     common = {"episode_id": f"{group.group_id}/{number}", "row": int(rival), "parent": None}
                     made.append(replace(row, columns=columns, **common))
+        if not made:
+            raise RunError(ALL_EQUAL)
         return made
 
     @hookimpl

@@ -159,8 +159,8 @@ _INSTEAD = {
         (
             "trl",
             name,
-        ): "it serves a model for a run; here a run starts its own, --engine vllm --placement rollout=N, or takes those of"
-        " vllm serve, --engine http"
+        ): "it serves a model for a run; here a run starts its own, --engine vllm --placement rollout=N,"
+        " or takes those of vllm serve, --engine http"
         for name in ("vllm_serve", "vllm-serve")
     },
     ("verl", "main_generation"): "it samples and trains nothing: rlhf generate",
