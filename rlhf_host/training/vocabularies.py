@@ -15,8 +15,8 @@ _SHOWN = 3
 
 
 def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer: Any) -> None:
-    """Raises ``UserError`` for a role that is compared with the actor token by token, but has other tokens than the actor, or
-    too few, as far as the files of their models tell.
+    """Raises ``UserError`` for a role that is compared or mixed with the actor token by token, but has other tokens than the
+    actor, or too few, as far as the files of their models tell.
 
     Args:
         tokenizer: the actor's.
@@ -24,16 +24,20 @@ def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer:
     by_name = {need.name: need for need in needs.roles}
     actor = role_settings(roles, by_name["actor"], None, needs) if "actor" in by_name else roles["actor"]
     compared = {output.role for output in needs.outputs if output.what in ("logprobs", "distribution")} & by_name.keys()
-    for name in sorted(compared - {"actor"}):
+    mixed = {need.name for need in needs.roles if need.mixes is not None}
+    for name in sorted((compared | mixed) - {"actor"}):
         role = role_settings(roles, by_name[name], None, needs)
         if (role.model, role.tokenizer) == (actor.model, actor.tokenizer):
             continue
-        if Output("distribution", role=name) in needs.outputs:
+        if name in mixed or Output("distribution", role=name) in needs.outputs:
+            what = "mixed: give a model with the same tokens"
+            if name not in mixed:
+                what = "compared; give a model with the same tokens, or compare the likeliest tokens alone"
             own, theirs = sizes(actor)[0], sizes(role)[0]
             if None not in (own, theirs) and own != theirs:
                 raise UserError(
                     f"the role {name!r} ({role.model}) has a vocabulary of {theirs} tokens, and the actor one of {own}: their whole"
-                    " distributions cannot be compared; give a model with the same tokens, or compare the likeliest tokens alone"
+                    f" distributions cannot be {what}"
                 )
         _compare(name, role, tokenizer)
     for output in needs.outputs:

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from rlhf_plugin_online_dpo import OnlineDPO, rivals
 from rlhf_plugin_online_dpo.rivals import XPO, BesideMixture, BesideReference, NashMD
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_host import Drop, Group, LossTerm, Metric, Outputs, RunError, Segment, Task, Trajectory, UserError
 from rlhf_host.cli.main import main
@@ -239,6 +239,12 @@ def test_what_cannot_work_is_refused(flags, tmp_path):
     assert "rollout.n is 3: take an even number" in rlhf(*flags, "--algo", "xpo", "--agent", "xpo", "--rollout.n", "3", code=2)
     assert "take online_dpo" in rlhf(*flags, "--algo", "xpo", "--agent", "xpo", "--algo.reference-free", "true", code=2)
     assert "mixture" in rlhf(*flags, "--algo", "nash_md", "--agent", "nash_md", "--agent.mixture", "1", code=2)
+    model = AutoModelForCausalLM.from_pretrained(QUICKSTART)
+    model.resize_token_embeddings(model.config.vocab_size + 4)
+    model.save_pretrained(tmp_path / "more")
+    AutoTokenizer.from_pretrained(QUICKSTART).save_pretrained(tmp_path / "more")
+    other = rlhf(*flags, "--algo", "nash_md", "--agent", "nash_md", "--reference.model", tmp_path / "more", code=2)
+    assert "their whole distributions cannot be mixed: give a model with the same tokens" in other
     assert not (tmp_path / "run").exists()
 
 

@@ -132,6 +132,8 @@ def player_of(chosen: Any) -> InstancePlayer | ExecutorPlayer | OlderPlayer | No
         return None
     if _is_older(chosen):
         return OlderPlayer(chosen)
+    if inspect.iscoroutinefunction(chosen.__init__):
+        raise UserError(f"{chosen.__name__} has an async __init__: only classes of AgentInstanceBase may")
     try:
         executor = chosen()
     except Exception as error:
