@@ -72,9 +72,9 @@ def optimize(
 
 def _updates(experience: Experience, beside: Mapping[str, Experience], count: int, seed: Sequence[int]) -> Iterator[Experience]:
     """Yields the rows of each update: minibatches of the batch, and as many of the rows beside it."""
-    made = min(count, int(experience.group_id.max()) + 1)  # a batch that filters left short has fewer
-    others = {alias: list(_minibatches(rows, made, seed)) for alias, rows in beside.items()}
-    for number, batch in enumerate(_minibatches(experience, count, seed)):
+    batches = list(_minibatches(experience, count, seed))  # fewer than count if filters left the batch short
+    others = {alias: list(_minibatches(rows, len(batches), seed)) for alias, rows in beside.items()}
+    for number, batch in enumerate(batches):
         for alias, parts in others.items():
             if number < len(parts):
                 batch = joined(batch, parts[number], alias)
