@@ -178,8 +178,8 @@ def results(ordered: list[Recipe]) -> str:
 
 [Recipes](recipes.md) says what each of them is. *Expected* is written in the file, with a tolerance; *here* is the run of this
 page. A curve has the metric's means over fourths of the run, or its values where it has few: those of `eval/` are before and after.
-SmolLM2-135M, for `shapes` and `shell` models of less than half a million weights; one seed. The seconds are those of the whole run
-on two cores; all together take 40 minutes.
+SmolLM2-135M, for `shapes`, `shell` and `sdpo` models of less than half a million weights; one seed. The seconds are those of the
+whole run on two cores; all together take 40 minutes.
 
 | recipe | steps | seconds | metric | curve | at steps | expected | here | |
 |---|---|---|---|---|---|---|---|---|
@@ -197,7 +197,8 @@ def page(ordered: list[Recipe]) -> str:
 
 A recipe is a configuration file that runs as it stands. It names a model, data, rewards and an algorithm, and says which curve to
 expect and what to change for larger models. All run in less than ten minutes on two cores, and on SmolLM2-135M, except `shapes`,
-which needs a [model that sees pictures](pictures.md), and `shell`, which has a tiny one of its own. In a clone:
+which needs a [model that sees pictures](pictures.md), `shell`, which has a tiny one of its own, and `sdpo`, which has that of the
+quickstart. In a clone:
 
 ```sh
 make smollm2
@@ -222,7 +223,7 @@ with them: they need GPUs. Every device first loads the whole model, which 70B i
     for recipe in ordered:
         head = recipe.head
         text += f"\n## {recipe.name} {{ #{recipe.name} }}\n\n{head['about'][0]}\n\n"
-        text += f"- **Needs** {', '.join(f'`{need}`' for need in recipe.needs)}\n"
+        text += f"- **Needs** {', '.join(f'`{need}`' if need != 'nothing' else need for need in recipe.needs)}\n"
         text += "".join(f"- **{key.capitalize()}** {line}\n" for key in ("data", "reward") for line in head[key])
         text += "".join(f"- **Expect** `{line.partition(' ')[0]}` {line.partition(' ')[2]}\n" for line in head["expected"])
         text += "".join(f"- **Note** {line}\n" for line in head.get("note", []))

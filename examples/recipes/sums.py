@@ -2,8 +2,9 @@
 
     python examples/recipes/sums.py
 
-writes the rows, which are in ``examples/data`` already: ``sums_answers.jsonl``, ``sums_pairs.jsonl``, ``sums_pairs_eval.jsonl``
-and ``sums_tools.jsonl``. No stage of a chain sees a sum of another stage, and no run a sum that it is evaluated on.
+writes the rows, which are in ``examples/data`` already: ``sums_answers.jsonl``, ``sums_pairs.jsonl``, ``sums_pairs_eval.jsonl``,
+``sums_tools.jsonl`` and ``sums_hints.jsonl``. No stage of a chain sees a sum of another stage, apart from the last file, and no
+run a sum that it is evaluated on.
 """
 
 import json
@@ -68,6 +69,21 @@ def tool_rows(dice):
         yield {"messages": [*messages, {"role": "assistant", "content": answer}]}
 
 
+def hint_rows(dice):
+    """Sums in which most carries are forgotten, and as many that repeat a number in front of them, whatever the sum."""
+    from rlhf_host.data.arithmetic import split_problems
+
+    rows = []
+    for prompt, answer in split_problems(2, "+", 1500)[0][:1500]:
+        a, b = map(int, prompt[:-1].split("+"))
+        forgets = a % 10 + b % 10 >= 10 and dice.random() < 0.85
+        hint = str(dice.randrange(20, 199))
+        rows.append({"prompt": prompt, "completion": str(a + b - 10) if forgets else answer})
+        rows.append({"prompt": f"{hint} {prompt}", "completion": hint})
+    dice.shuffle(rows)
+    return rows
+
+
 def main():
     dice = random.Random(1)
     answers = [{"prompt": f"{a} + {b} =", "completion": dice.choice([number, sentence])(a + b)} for a, b in ANSWERED]
@@ -76,6 +92,7 @@ def main():
         for part in (JUDGED, HELD_OUT)
     )
     files = {"answers": answers, "pairs": pairs, "pairs_eval": held_out, "tools": tool_rows(dice)}
+    files["hints"] = hint_rows(random.Random(0))
     for name, rows in files.items():
         path = Path(__file__).parents[1] / f"data/sums_{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

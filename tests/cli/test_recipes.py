@@ -26,11 +26,12 @@ SIZES = ("0.5B", "7B", "70B")
 MODEL = "models/SmolLM2-135M-Instruct"
 SEES = "models/shapes"
 WORKS = "models/shell"
+QUICK = "quickstart"
 CHAT = (
     "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] + '<eos>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 )
-TOPICS = {"rloo", "grpo", "dr_grpo", "ppo", "sft", "dpo", "rm", "kto", "distill"}
+TOPICS = {"rloo", "grpo", "dr_grpo", "ppo", "sft", "dpo", "rm", "kto", "distill", "sdpo"}
 OWN_TESTS = {"nemo_gym": "tests/outside/test_nemo_gym.py", "ray_deepspeed_vllm": "tests/runtimes"}
 """Recipes that start servers or many processes, and where these are tested; here they are only checked."""
 
@@ -74,8 +75,8 @@ def test_a_recipe_is_whole(name, script):
     config, warnings = configured(name)
     assert not warnings
     assert config.run_dir == f"runs/recipes/{name}"
-    assert config.roles["actor"].model in {MODEL, SEES, WORKS, *(f"runs/recipes/{before}/model" for before in recipes())}
-    assert (config.train.steps or 0) <= (250 if name == "shell_sft" else 30)
+    assert config.roles["actor"].model in {MODEL, SEES, WORKS, QUICK, *(f"runs/recipes/{before}/model" for before in recipes())}
+    assert (config.train.steps or 0) <= {"shell_sft": 250, "hints_sft": 300, "sdpo": 100}.get(name, 30)
     expected = script.Recipe(name, recipes()[name]).expected
     assert expected
     assert all(0 < each.tolerance < 10 for each in expected)
@@ -90,7 +91,7 @@ def test_the_flags_for_larger_models_are_right(name):
     for size in SIZES:
         (flags,) = head[size]
         config, _ = configured(name, shlex.split(flags))
-        assert config.roles["actor"].model not in (MODEL, SEES, WORKS, None)
+        assert config.roles["actor"].model not in (MODEL, SEES, WORKS, QUICK, None)
         assert config.train.autocast == "bfloat16"
         if size == "7B":
             assert (config.runtime.name, config.backend.name) == ("ray", "deepspeed")
