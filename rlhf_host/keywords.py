@@ -31,6 +31,7 @@ class DataSettings(TypedDict, total=False):
             "prompt_completion",
             "text",
             "preference",
+            "triple",
             "hh",
             "unpaired",
             "kto_tag",

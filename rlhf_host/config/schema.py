@@ -159,6 +159,7 @@ class DataConfig(Section):
             "prompt_completion",
             "text",
             "preference",
+            "triple",
             "hh",
             "unpaired",
             "kto_tag",

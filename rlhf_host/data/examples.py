@@ -33,7 +33,9 @@ _SWITCHES = ("on", "off", "true", "false", "yes", "no", "none", "low", "medium",
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and its completions: one, or the chosen and the rejected one. A ``Message`` list is a conversation."""
+    """A prompt and its completions: one, or the chosen and the rejected one, and perhaps a gold one. A ``Message`` list is a
+    conversation.
+    """
 
     prompt: Text
     """Prompt. An empty list: the completion is the whole conversation. An empty text: the completion is the whole text."""
@@ -168,6 +170,18 @@ def read_preference(row: Mapping[str, Any], reading: Reading) -> Example:
     if prompt != other:
         raise Malformed(f"the texts before the last {reading.split_at!r} differ between 'chosen' and 'rejected'")
     return Example(prompt, (chosen, rejected), columns, own_turns=True)
+
+
+def read_triple(row: Mapping[str, Any], reading: Reading) -> Example:
+    """Reads a pair, and ``reference``, a gold answer to the same prompt."""
+    pair = read_preference(row, reading)
+    try:
+        gold = read_preference({**row, "chosen": row.get("reference")}, reading)
+    except Malformed as fault:
+        raise Malformed(str(fault).replace("'chosen'", "'reference'")) from fault
+    if gold.prompt != pair.prompt:
+        raise Malformed("'reference' and 'chosen' do not answer the same prompt")
+    return replace(pair, completions=(*pair.completions, gold.completions[0]), columns=(*pair.columns, {"gold": 1.0}))
 
 
 def read_hh(row: Mapping[str, Any], reading: Reading) -> Example:

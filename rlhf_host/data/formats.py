@@ -25,6 +25,7 @@ from rlhf_host.data.examples import (
     read_stepwise,
     read_text,
     read_tokens,
+    read_triple,
     read_unpaired,
 )
 from rlhf_host.data.messages import as_list
@@ -129,6 +130,15 @@ FORMATS = (
         read_preference,
     ),
     Format(
+        "triple",
+        "chosen, rejected, reference, and prompt or messages",
+        ("triple",),
+        lambda row: (
+            _has(row, "chosen", "rejected", "reference") and (_has(row, "prompt") or not isinstance(row["chosen"], str))
+        ),
+        read_triple,
+    ),
+    Format(
         "hh",
         "chosen and rejected that begin with a blank line and 'Human:'",
         PAIRS,
@@ -220,7 +230,7 @@ def _is_role_list(value: Any) -> bool:
 def _with_lists(row: Row) -> Row:
     """Returns the row with conversations in place of texts that contain some."""
     found = {}
-    for name in ("messages", "conversations", "prompt", "completion", "chosen", "rejected"):
+    for name in ("messages", "conversations", "prompt", "completion", "chosen", "rejected", "reference"):
         with contextlib.suppress(Malformed):  # that row will say so itself
             found[name] = as_list(row.get(name))
     return {**row, **{name: value for name, value in found.items() if value is not None}}

@@ -38,6 +38,8 @@ MOST_BAD = 0.1
 _FIRST = 20  # rows that settle the format
 _BATCH = 256  # a tokenizer's encodings take many times the memory of their ids
 
+ROWS_OF_UNIT = {"preference": 2, "triple": 3}
+"""Kind of data → rows of each unit; other kinds have 1."""
 _Marked: TypeAlias = tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]
 """A row's number, and the texts of its units or its tokens."""
 
@@ -236,7 +238,7 @@ class _Loader:
             lines = list(self._lines(f"{origin}, read as {how.name} ({why}{note})", how, bad, counts))
             return {"digest": digest.hexdigest(), "lines": lines}
 
-        units = keep_units(key, batches(), 2 if self.kind == "preference" else 1, about)
+        units = keep_units(key, batches(), ROWS_OF_UNIT.get(self.kind, 1), about)
         said = about()
         return _Loaded(units, said["digest"], said["lines"])
 
@@ -347,7 +349,7 @@ class _Loader:
     # --- for people ---------------------------------------------------------------------------------------------------
 
     def _lines(self, about: str, how: Format, bad: BadRows, counts: _Counts) -> Iterator[str]:
-        noun = "pairs" if self.kind == "preference" else "rows"
+        noun = {"preference": "pairs", "triple": "triples"}.get(self.kind, "rows")
         if self.kind == "unpaired" and "preference" in how.kinds:
             about += ", each pair as two rows, of which the chosen one is desirable"
         span = f"; prompt {counts.prompts[0]} to {counts.prompts[1]} tokens" if counts.units else ""

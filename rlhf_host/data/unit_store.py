@@ -22,9 +22,9 @@ from rlhf_host.phases import counted
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.pictures import Picture
 
-VERSION = 5
+VERSION = 6
 """Part of every key; increases with every change to how rows become units, and to the stored data."""
-COLUMNS = ("label", "margin", "reward")
+COLUMNS = ("label", "margin", "reward", "gold")
 TOKEN_COLUMNS = ("step",)
 MOST_IN_MEMORY = 20_000
 """Number of units of a source from which on they are kept on disk."""

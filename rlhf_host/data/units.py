@@ -29,7 +29,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Rows that are drawn as one and stay together: a row, or the chosen and the rejected row of a pair, in this order."""
+    """Rows that are drawn as one and stay together: a row, or the chosen and the rejected row of a pair, in this order, and a gold
+    row after them in a triple.
+    """
 
     rows: tuple[Row, ...]
 

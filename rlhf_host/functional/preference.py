@@ -25,24 +25,28 @@ NEAR_0 = -1e-6
 # --- rows and pairs -----------------------------------------------------------------------------------
 
 
-def pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Returns the places of the chosen and of the rejected rows, ``[P]`` int64 each: pair by pair, wherever the rows are.
+def pairs(batch: Batch) -> tuple[Tensor, ...]:
+    """Returns the places of the chosen and of the rejected rows, ``[P]`` int64 each: pair by pair, wherever the rows are; and of
+    the gold rows, if the units are triples.
 
     Raises:
-        ValueError: a unit is not one chosen and one rejected row.
+        ValueError: a unit is not one chosen and one rejected row, with a gold row in every unit or in none.
     """
     if "label" not in batch.columns:
         raise ValueError("the batch has no column 'label', 1 for chosen and 0 for rejected rows: train on preference data")
     label = batch.columns["label"]
-    chosen, rejected = ((label == value).nonzero().squeeze(-1) for value in (1, 0))
-    chosen, rejected = (rows[batch.unit_id[rows].argsort()] for rows in (chosen, rejected))
-    units = batch.unit_id[chosen]
-    matched = torch.equal(units, batch.unit_id[rejected]) and len(units.unique()) == len(units)
-    if not matched or len(chosen) + len(rejected) != len(batch):
+    marks = [label == 1, label == 0]
+    if "gold" in batch.columns:
+        marks.append(batch.columns["gold"] == 1)
+    places = tuple(mark.nonzero().squeeze(-1) for mark in marks)
+    places = tuple(rows[batch.unit_id[rows].argsort()] for rows in places)
+    units = batch.unit_id[places[0]]
+    matched = all(torch.equal(units, batch.unit_id[rows]) for rows in places) and len(units.unique()) == len(units)
+    if not matched or len(torch.cat(places)) != len(batch):
         raise ValueError(
             "a pair is two rows with one unit_id, label 1 and label 0, in one micro-batch: AlgoNeeds(unit_rows=True)"
         )
-    return chosen, rejected
+    return places
 
 
 def on_rows(values: Tensor, *places: Tensor) -> Tensor:
@@ -158,15 +162,17 @@ preference_losses: dict[str, PreferenceLoss] = {
 def preference_loss(outputs: Outputs, batch: Batch, options: PreferenceOptions) -> list[LossTerm | Metric]:
     """Returns the preference term of one micro-batch, a mean over pairs, and the chosen's negative log-likelihood if it is on.
 
-    For the latter ``prepare_batch`` must return ``chosen_tokens`` as ``chosen``. Masked positions may have any values.
+    For the latter ``prepare_batch`` must return the tokens to imitate as ``chosen``, ``[B, T]`` bool, such as ``chosen_tokens``.
+    Masked positions may have any values.
     """
     if outputs.logprobs is None:
         raise ValueError("a preference loss needs outputs.logprobs")
-    chosen, rejected = places = pairs(batch)
+    places = pairs(batch)
+    chosen, rejected = places[:2]
     mask, logprobs = batch.loss_mask, outputs.logprobs
     scores = _scores(logprobs if options.without_reference else logprobs - batch.logprobs["reference"], mask, places, options)
     values = preference_losses[options.loss](scores[chosen], scores[rejected], options)
-    items: list[LossTerm | Metric] = [LossTerm("preference", on_rows(values, chosen, rejected))]
+    items: list[LossTerm | Metric] = [LossTerm("preference", on_rows(values, *places))]
     if options.nll_weight > 0:
         nll = torch.where(mask, -logprobs, 0.0)
         mean = TOKEN_MEAN if options.nll_mean == "tokens" else SEQUENCE_MEAN_TOKEN_MEAN
@@ -180,14 +186,14 @@ def preference_loss(outputs: Outputs, batch: Batch, options: PreferenceOptions) 
     return items
 
 
-def _scores(values: Tensor, mask: Tensor, places: tuple[Tensor, Tensor], options: PreferenceOptions) -> Tensor:
+def _scores(values: Tensor, mask: Tensor, places: tuple[Tensor, ...], options: PreferenceOptions) -> Tensor:
     """Returns ``[B]``: the sum of ``values`` ``[B, T]`` over the mask's tokens, or their mean if the loss compares means.
 
     With ``ld_alpha``, tokens beyond the shorter completion's length weigh less (LD-DPO, arXiv:2409.06411, eq. 9).
     """
     values, lengths = torch.where(mask, values, 0.0), mask.sum(-1)
     if options.ld_alpha is not None:
-        shorter = on_rows(torch.minimum(*(lengths[rows] for rows in places)), *places)
+        shorter = on_rows(torch.minimum(*(lengths[rows] for rows in places[:2])), *places)
         values = torch.where(mask.cumsum(-1) > shorter.unsqueeze(-1), options.ld_alpha * values, values)
     sums = values.sum(-1)
     return sums / lengths.clamp(min=1) if options.averages else sums

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
 
 from rlhf_host.records.episodes import Task, Trajectory
 
-DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "unpaired", "stepwise"]
+DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "triple", "unpaired", "stepwise"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,8 @@ class Batch:
     stats: dict[str, float] = field(default_factory=dict)
     """Reduced ``batch_statistics``."""
     columns: dict[str, Tensor] = field(default_factory=dict)
-    """name → ``[B]``: ``Trajectory.columns``, NaN for rows without it; a preference's ``label`` is 1 (chosen) or 0."""
+    """name → ``[B]``: ``Trajectory.columns``, NaN for rows without it; a preference's ``label`` is 1 (chosen) or 0, and a
+    triple's third row has ``gold`` 1."""
     token_columns: dict[str, Tensor] = field(default_factory=dict)
     """name → ``[B, T]``: ``Segment.columns``, NaN for tokens without it."""
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -34,8 +34,8 @@ def pairs(tmp_path_factory):
 def flags(tiny_model, pairs, tmp_path):
     """``flags(algo, ...)``: a command, which writes to ``tmp_path / "run"``."""
 
-    def make(algo, *more):
-        data = ["--data", pairs, "--eval.data", pairs, "--actor.model", tiny_model, "--train.batch-size", "8"]
+    def make(algo, *more, files=pairs):
+        data = ["--data", files, "--eval.data", files, "--actor.model", tiny_model, "--train.batch-size", "8"]
         return ["train", "--algo", algo, *data, "--actor.lr", "1e-3", "--run-dir", tmp_path / "run", *more]
 
     return make
@@ -56,6 +56,27 @@ def test_pairs_are_learnt_and_what_comes_next_is_said(algo, rlhf_here, flags, tm
     rows = curve(tmp_path)
     assert rows[-1]["eval/loss"] < rows[0]["eval/loss"]
     assert not any(name.startswith(("reward/", "mismatch/", "rollout/")) for row in rows for name in row)
+
+
+def test_tpo_learns_triples_and_names_what_a_row_lacks(rlhf_here, flags, pairs, tmp_path):
+    rows = [{**json.loads(line), "reference": "so " + json.loads(line)["chosen"]} for line in pairs.read_text().splitlines()]
+    for name, kept in (("triples", rows), ("lacking", [*rows[:3], {**rows[3], "reference": None}, *rows[4:]])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    triples, lacking = tmp_path / "triples.jsonl", tmp_path / "lacking.jsonl"
+    for file, message in (
+        (pairs, "tpo needs triple data; this is preference"),
+        (lacking, "lacking.jsonl:4: 'reference' must be a text, not null"),
+    ):
+        result = rlhf_here(*flags("tpo", files=file))
+        assert result.exit_code == 2
+        assert message in result.output
+    assert not (tmp_path / "run").exists()
+    result = rlhf_here(*flags("tpo", "--train.steps", "3", files=triples))
+    assert result.exit_code == 0, result.output
+    assert "30 triples" in result.output
+    lines = curve(tmp_path)
+    assert [line["step"] for line in lines if "loss/nll" in line] == [1, 2, 3]
+    assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
 
 
 def test_a_reward_model_scores_the_same_in_both_classes_of_transformers(rlhf_here, flags, tmp_path):

@@ -68,6 +68,18 @@ TABLE = [
         {"chosen": [USER, GOOD], "rejected": [USER, GOOD, MORE, BAD]},
         Example([USER], ([GOOD], [GOOD, MORE, BAD]), PAIR),
     ),
+    (
+        "triple",
+        "triple",
+        {"prompt": "p", "chosen": "a", "rejected": "b", "reference": "c"},
+        Example("p", ("a", "b", "c"), (*PAIR, {"gold": 1.0})),
+    ),
+    (
+        "triple",
+        "triple",
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD], "reference": [USER, GOOD, MORE, BAD]},
+        Example([USER], ([GOOD], [BAD], [GOOD, MORE, BAD]), (*PAIR, {"gold": 1.0})),
+    ),
     ("hh", "preference", {"chosen": HH + " Yes.", "rejected": HH + " Yet"}, Example(HH, (" Yes.", " Yet"), PAIR, own_turns=True)),
     ("unpaired", "unpaired", {"prompt": "p", "completion": "c", "label": True}, Example("p", ("c",), ({"label": 1.0},))),
     ("unpaired", "unpaired", {"prompt": [USER], "completion": [BAD], "label": 0}, Example([USER], ([BAD],), ({"label": 0.0},))),
@@ -146,7 +158,8 @@ def test_every_format_is_in_the_table_and_among_the_settings():
         assert DataConfig(format=name).format == name
     with pytest.raises(ValueError, match="format"):
         DataConfig(format="alpacca")
-    assert {kind for each in FORMATS for kind in each.kinds} == {"prompt_completion", "preference", "unpaired", "stepwise"}
+    kinds = {kind for each in FORMATS for kind in each.kinds}
+    assert kinds == {"prompt_completion", "preference", "triple", "unpaired", "stepwise"}
 
 
 def test_a_transcript_becomes_a_conversation_where_that_is_wanted():
@@ -257,6 +270,13 @@ BROKEN = [
         "'completion' must end with an assistant's message, not one of the role 'user'",
     ),
     ("preference", {**A_PAIR, "rejected": "a"}, "'chosen' and 'rejected' are equal"),
+    ("triple", {**A_PAIR, "reference": A_PAIR["rejected"]}, "'reference' and 'rejected' are equal"),
+    ("triple", {**A_PAIR, "reference": [GOOD]}, "'reference' and 'rejected' must both be texts or both be lists of messages"),
+    (
+        "triple",
+        {"chosen": [USER, GOOD, MORE, GOOD], "rejected": [USER, GOOD, MORE, BAD], "reference": [USER, BAD]},
+        "'reference' and 'chosen' do not answer the same prompt",
+    ),
     ("preference", {**A_PAIR, "rejected": ""}, "'rejected' is empty"),
     ("preference", {**A_PAIR, "chosen": [GOOD]}, "'chosen' and 'rejected' must both be texts or both be lists of messages"),
     (

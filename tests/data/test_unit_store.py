@@ -19,6 +19,7 @@ TABLE = {
     "preference": [
         {"prompt": f"{i}?", "chosen": "yes", "rejected": "no", **({"margin": i} if i % 2 else {})} for i in range(9)
     ],
+    "triple": [{"prompt": f"{i}?", "chosen": "yes", "rejected": "no", "reference": "surely"} for i in range(9)],
     "unpaired": [{"prompt": f"{i}?", "completion": "yes", "label": i % 2} for i in range(9)],
     "stepwise": [{"prompt": f"{i}?", "completions": ["one", "two"], "labels": [1, i / 9]} for i in range(9)],
 }

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
-from rlhf_plugin_dpo import CDPO, CPO
+from rlhf_plugin_dpo import CDPO, CPO, TPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
 
@@ -94,7 +94,9 @@ def offline():
     """TRL 1.16.0: the modules of its trainers for data sets."""
     with _borrowed("trl"):
         trainers = {name: importlib.import_module(f"trl.trainer.{name}_trainer") for name in ("dpo", "kto", "reward", "sft")}
-        trainers |= {name: importlib.import_module(f"trl.experimental.{name}.{name}_trainer") for name in ("cpo", "orpo")}
+        trainers |= {
+            name: importlib.import_module(f"trl.experimental.{name}.{name}_trainer") for name in ("cpo", "orpo", "tpo")
+        }
     return SimpleNamespace(**trainers)
 
 
@@ -259,6 +261,42 @@ def test_cpo_is_trls(data, same, offline, here, there, alpha):
     plugin = CPO(CPO.Options(loss=here, nll_coef=alpha, **options))
     same(data.ours(lambda logprobs: plugin.compute_loss(Outputs(logprobs=logprobs), data.batch)), of, data.logprobs)
     assert CPO.Options().nll_coef == 1.0  # TRL's cpo_alpha
+
+
+class Logits(torch.nn.Module):
+    """A model of two tokens: the second has the log-probabilities. Where they are 0, it has another, of what TRL masks."""
+
+    def __init__(self, logprobs):
+        super().__init__()
+        of_one = torch.where(logprobs == 0, -1.0, logprobs)
+        logits = torch.stack([torch.log(-torch.expm1(of_one)), of_one], -1)
+        self.logits = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
+
+    def forward(self, **inputs):
+        return SimpleNamespace(logits=self.logits)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("sigmoid", "sigmoid"), ("sigmoid_norm", "tpo-l"), ("hinge", "hinge"), ("ipo", "ipo")]
+)
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_tpo_is_trls(same, offline, here, there, alpha):
+    """Its loss of pairs, and its likelihood of the gold answers: a mean over their tokens. TRL drops these for an alpha of 0."""
+    triples = rows_of((5, 7, 3, 6, 4, 7, 8, 2, 6, 3, 4, 5), [1.0] * 4 + [0.0] * 4 + [float("nan")] * 4, [0, 1, 2, 3] * 3)
+    triples.batch.columns["gold"] = torch.tensor([float("nan")] * 8 + [1.0] * 4)
+    noise = 0.0 if here in ("hinge", "ipo") else 0.1
+    options = {"beta": 0.3, "gamma": 0.5 if here == "sigmoid_norm" else 0.0, "label_smoothing": noise}
+    plugin = TPO(TPO.Options(loss=here, nll_coef=alpha, **options))
+    triples.batch.extra["made_up"] = plugin.prepare_batch(triples.batch)
+
+    def of(logprobs):
+        count = 12 if alpha else 8
+        settings = {"beta": 0.3, "tpo_alpha": alpha, "tpo_l_gamma": 0.5, "label_smoothing": noise, "loss_type": there}
+        model = Logits(logprobs[:count])
+        return offline.tpo.TPOTrainer._compute_loss(itself(model, **settings), model, of_batch(triples.mask[:count]), False)
+
+    same(triples.ours(lambda logprobs: plugin.compute_loss(Outputs(logprobs=logprobs), triples.batch)), of, triples.logprobs)
+    assert (TPO.Options().beta, TPO.Options().nll_coef) == (0.01, 1.0)  # TRL's
 
 
 def test_orpo_is_trls_but_for_the_prompt_in_the_likelihood(data, same, offline):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_plugin_distill import SDPO, Distill, OnPolicyDistill
-from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO
+from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO, TPO
 from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, VESPO, GiGPO, MaxRL
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 from rlhf_plugin_kto import KTO
@@ -37,6 +37,7 @@ PLUGINS = {
     "cdpo": CDPO,
     "ipo": IPO,
     "cpo": CPO,
+    "tpo": TPO,
     "kto": KTO,
     "rm": RewardModel,
     "prm": ProcessRewardModel,

@@ -1,4 +1,4 @@
-"""The host's contract, check by check, for DPO, conservative DPO, IPO and CPO."""
+"""The host's contract, check by check, for DPO, conservative DPO, IPO, CPO and TPO."""
 
 from rlhf_authoring import algorithm_contract
 
@@ -11,4 +11,6 @@ TestSimPO = algorithm_contract(
 )
 TestCPO = algorithm_contract("cpo")
 TestCPOSimPO = algorithm_contract("cpo", {"loss": "sigmoid_norm", "beta": 2.0, "gamma": 0.5, "nll_coef": 0.5})
+TestTPO = algorithm_contract("tpo")
+TestTPOL = algorithm_contract("tpo", {"loss": "sigmoid_norm", "beta": 2.0, "gamma": 0.5, "nll_mean": "rows"})
 TestLD = algorithm_contract("dpo", {"loss": "sigmoid", "ld_alpha": 0.3})

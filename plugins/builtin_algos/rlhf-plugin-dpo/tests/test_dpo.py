@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
-from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO
+from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO, TPO
 
 from rlhf_host import LossTerm, Metric, Outputs
 
@@ -84,6 +84,29 @@ def test_cpo_is_the_loss_of_log_probabilities_and_the_likelihood_of_the_chosen(b
         CPO.Options(loss="apo_zero")
 
 
+def test_tpo_imitates_the_third_answer_and_compares_the_other_two():
+    triples = make_batch([2, 3, 2, 1, 1, 2])
+    triples.unit_id = triples.episode_id = torch.tensor([7, 4, 7, 4, 4, 7])
+    nan = float("nan")
+    triples.columns |= {"label": torch.tensor([nan, 1, 1, 0, nan, 0]), "gold": torch.tensor([1, nan, nan, nan, 1, nan])}
+    algorithm = TPO(TPO.Options(beta=0.5, ld_alpha=0.5))
+    triples.own = algorithm.prepare_batch(triples)
+    assert triples.own["chosen"].tolist() == [[True, True, False], *[[False] * 3] * 3, [True, False, False], [False] * 3]
+    logprobs = torch.where(triples.loss_mask, torch.tensor([-9.0, -1, -2, -3, -8, -4]).unsqueeze(-1), nan)
+    items = {item.name: item for item in algorithm.compute_loss(Outputs(logprobs=logprobs), triples)}
+    four, seven = softplus(0.5 * (-2.0 - -3.0) * -1), softplus(-0.5 * (-4.0 - -8.0))
+    assert items["preference"].values.tolist() == pytest.approx([seven, four, seven, four, four, seven])
+    assert items["nll"].values[0, :2].tolist() == [9.0, 9.0]
+    assert items["rewards/chosen"].values.tolist() == pytest.approx([-1.0, -2.0])
+    assert (algorithm.needs().data, [role.name for role in algorithm.needs().roles]) == ("triple", ["actor"])
+    assert TPO(TPO.Options(nll_coef=0.0)).prepare_batch(triples) == {}
+    with pytest.raises(ValueError, match="TPO has no reference model"):
+        TPO.Options(reference_free=False)
+    triples.columns["gold"] = torch.tensor([1, nan, nan, nan, nan, nan])
+    with pytest.raises(ValueError, match="a pair is two rows with one unit_id"):
+        algorithm.compute_loss(Outputs(logprobs=logprobs), triples)
+
+
 def test_without_a_reference_the_log_probabilities_are_compared(batch):
     terms, _ = made(DPO, batch, beta=0.5, gamma=0.25, loss="sigmoid_norm", reference_free=True)
     gap = 0.5 * (-4 - -4) - 0.25
@@ -137,4 +160,4 @@ def test_needs_and_entry_points():
         assert [role.name for role in needs.roles] == ["actor"]
         assert needs.outputs == ()
     entries = {e.name: e.load() for e in importlib.metadata.entry_points(group="rlhf.algos")}
-    assert [entries[name] for name in ("dpo", "cdpo", "ipo", "cpo")] == [DPO, CDPO, IPO, CPO]
+    assert [entries[name] for name in ("dpo", "cdpo", "ipo", "cpo", "tpo")] == [DPO, CDPO, IPO, CPO, TPO]

@@ -1,7 +1,8 @@
-"""Direct preference optimization: DPO, conservative DPO, IPO and CPO, with the other losses of pairs as an option."""
+"""Direct preference optimization: DPO, conservative DPO, IPO, CPO and TPO, with the other losses of pairs as an option."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -62,7 +63,7 @@ class CPOOptions(F.PreferenceOptions):
     @classmethod
     def _has_none(cls, value: bool) -> bool:
         if not value:
-            raise ValueError("CPO has no reference model: leave reference_free out, or take dpo with nll_coef")
+            raise ValueError(f"{cls.__name__[:3]} has no reference model: leave reference_free out, or take dpo")
         return value
 
 
@@ -74,3 +75,29 @@ class CPO(DPO):
     """
 
     Options = CPOOptions
+
+
+class TPOOptions(CPOOptions):
+    beta: float = Field(0.01, gt=0, description="scale of the implicit rewards, beta·log π")
+    loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo"] = Field(
+        "sigmoid", description="preference loss; sigmoid_norm (TPO-L) and ipo compare means over tokens, the others sums"
+    )
+    nll_coef: float = Field(1.0, ge=0, description="weight of the negative log-likelihood of the gold answer")
+
+
+class TPO(CPO):
+    """TPO: CPO whose likelihood is that of a third, gold answer, the column ``reference`` of the data.
+
+    ``−log σ(β·log π(chosen) − β·log π(rejected))`` plus ``−log π(gold)`` (arXiv:2405.16681), a mean over the gold tokens.
+    """
+
+    Options = TPOOptions
+
+    @hookimpl
+    def needs(self) -> Needs:
+        return dataclasses.replace(F.preference_needs(self.options, lr=1e-6), data="triple")
+
+    @hookimpl
+    def prepare_batch(self, experience: Experience) -> dict[str, Any]:
+        gold = experience.loss_mask & (experience.columns["gold"] == 1).unsqueeze(-1)
+        return {"chosen": gold} if self.options.nll_weight > 0 else {}

@@ -141,7 +141,7 @@ class Calls:
         """Answers of a quarter of ``tokens`` to all of them, or units of the data set that its plugin trains on."""
         if self.subject.offline:
             data = str(self.subject.needs.data)
-            return make_units(data, max(1, self.rows // (2 if data == "preference" else 1)), longest=self.tokens)
+            return make_units(data, max(1, self.rows // {"preference": 2, "triple": 3}.get(data, 1)), longest=self.tokens)
         sizes = [min(GROUP, self.rows - start) for start in range(0, self.rows, GROUP)]
         spread = 3 * self.tokens // 4 + 1
         return make_groups(sizes, length=lambda group, sample, turn: self.tokens - (7919 * group + 104729 * sample) % spread)

@@ -193,6 +193,8 @@ def _rows(data: str, wanted: str) -> list[dict[str, Any]]:
             rows.append({"prompt": prompt, "completion": text(wanted)})
         elif data == "preference":
             rows.append({"prompt": prompt, "chosen": text(wanted), "rejected": text(OTHERS)})
+        elif data == "triple":
+            rows.append({"prompt": prompt, "chosen": text(wanted), "rejected": text(OTHERS), "reference": text(wanted)})
         elif data == "unpaired":
             rows.append({"prompt": prompt, "completion": text(wanted if good else OTHERS), "label": good})
         else:

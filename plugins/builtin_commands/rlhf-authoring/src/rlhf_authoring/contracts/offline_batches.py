@@ -31,15 +31,17 @@ def make_units(data: str, count: int = 5, *, longest: int = 6) -> list[Group]:
         prompt = _tokens(2 + number % 3, random)
         name, margin = f"made-up-{number}", MARGINS[number % 3]
         task = Task("made up", index=number, source="made_up", prompt_ids=tuple(prompt))
-        labels = (1.0, 0.0) if data == "preference" else (float(number % 2 == 0),)
+        judged = [{"label": label, "margin": margin} for label in (1.0, 0.0)]
+        columns = {"preference": judged, "triple": [*judged, {"gold": 1.0}]}.get(data)
+        if columns is None:
+            columns = [{"label": float(number % 2 == 0)} if data == "unpaired" else {}]
         rows = []
-        for place, label in enumerate(labels):
+        for place, own in enumerate(columns):
             length = 1 + (3 * number + 2 * place + 1) % longest
             segments = [Segment("prompt", prompt), _action(data, length, random)]
             if (number + place) % 2:
                 segments += [Segment("observation", _tokens(2, random)), _action(data, 1, random)]
-            columns = {"preference": {"label": label, "margin": margin}, "unpaired": {"label": label}}.get(data, {})
-            rows.append(Trajectory(name, name, task, segments, sample=place, row=place, columns=columns))
+            rows.append(Trajectory(name, name, task, segments, sample=place, row=place, columns=own))
         units.append(Group(name, task, rows))
     return units
 
