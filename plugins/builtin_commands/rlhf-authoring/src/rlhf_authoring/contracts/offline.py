@@ -142,7 +142,7 @@ def loss_has_the_sign_of_the_label(subject: Subject) -> None:
                 for columns, name in labels:
                     columns[name] = 1 - columns[name]
                 prepare(manager, batch)
-            side = 2 * batch.columns.get("label", torch.ones(len(batch))) - 1
+            side = 2 * batch.columns.get("label", torch.ones(len(batch))).nan_to_num(1.0) - 1
             if what == "token_scores":
                 side = (2 * batch.token_columns["step"] - 1).nan_to_num(0.0)
             step = -0.9 * now * side.unsqueeze(-1) * batch.loss_mask if what == "logprobs" else side
