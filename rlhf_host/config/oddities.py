@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rlhf_host.config.defaults import RunTraits
-from rlhf_host.config.schema import DataConfig, EvalConfig, RolloutConfig, RunConfig, TrainConfig
+from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig, TrainConfig
 from rlhf_host.config.section import Section
 from rlhf_host.config.tree import role_flag
 from rlhf_host.plugins.manager import PluginManager
@@ -16,6 +16,11 @@ OF_ROWS = ("format", "split_at", "hh", "max_tokens", "long_rows", "history")
 """Settings of ``data`` for rows that have answers."""
 OF_SAMPLES = ("n", "k", "temperature", "top_p", "top_k", "min_p", "max_new_tokens", "reward")
 """Settings of ``eval`` for answers that are sampled."""
+OF_TRAINING = (
+    *("lora", "freeze", "train_only", "gradient_checkpointing", "lr", "router_aux_loss_coef", "schedule", "min_lr_ratio"),
+    *("warmup_steps", "weight_decay", "betas", "adam_eps", "max_grad_norm"),
+)
+"""Settings of a role that is trained."""
 
 
 def oddities(config: RunConfig, manager: PluginManager, needs: Needs, traits: RunTraits) -> Iterator[str]:
@@ -66,6 +71,9 @@ def _idle(config: RunConfig, needs: Needs, traits: RunTraits) -> Iterator[str]:
         parts = {"data": config.data, "eval.data": config.eval.data}
         idle = [each for place, data in parts.items() for each in _changed(place, data, DataConfig(), OF_ROWS)]
         yield from [f"the run samples answers to prompts, so {_have(idle)} no effect"] if idle else []
+    for name in (need.name for need in needs.roles if not need.trainable and need.name in config.roles):
+        idle = list(_changed(f"roles.{name}", config.roles[name], RoleConfig(), OF_TRAINING))
+        yield from [f"the role {name} is not trained, so {_have(idle)} no effect"] if idle else []
     for name, role in config.roles.items():
         if role.min_lr_ratio and role.schedule == "constant":
             yield f"roles.{name}.min_lr_ratio has no effect with the schedule constant: --{role_flag(name)}.schedule cosine"

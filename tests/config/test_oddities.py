@@ -99,6 +99,10 @@ def test_several_updates_with_a_loss_without_a_ratio_are_told_of(flag, text, alg
             (*ROWS, "--rollout.n", "2", "--rollout.stop", "x"),
             "the run samples nothing, so rollout.n, rollout.stop have no effect",
         ),
+        (
+            (*PROMPTS, "--kl.coef", "0.1", "--reference.lora.rank", "8", "--reference.lr", "1"),
+            "the role reference is not trained, so roles.reference.lora, roles.reference.lr have no effect",
+        ),
         ((*ROWS, "--sync", "checkpoint"), "the run samples nothing, so sync checkpoint has no effect"),
         ((*ROWS, "--eval.data", "b", "--eval.n", "2"), "the run samples nothing, so eval.n has no effect"),
         (
