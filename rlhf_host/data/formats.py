@@ -119,6 +119,15 @@ FORMATS = (
     ),
     Format("text", "text", ("prompt_completion",), lambda row: isinstance(row.get("text"), str), read_text),
     Format(
+        "triple",
+        "chosen, rejected, reference, and prompt or messages",
+        ("triple",),
+        lambda row: (
+            _has(row, "chosen", "rejected", "reference") and (_has(row, "prompt") or not isinstance(row["chosen"], str))
+        ),
+        read_triple,
+    ),
+    Format(
         "preference",
         "chosen, rejected, and prompt or messages",
         PAIRS,
@@ -128,15 +137,6 @@ FORMATS = (
             and (_has(row, "prompt") or not isinstance(row["chosen"], str))
         ),
         read_preference,
-    ),
-    Format(
-        "triple",
-        "chosen, rejected, reference, and prompt or messages",
-        ("triple",),
-        lambda row: (
-            _has(row, "chosen", "rejected", "reference") and (_has(row, "prompt") or not isinstance(row["chosen"], str))
-        ),
-        read_triple,
     ),
     Format(
         "hh",

@@ -83,7 +83,7 @@ def test_help_shows_the_chosen_plugins_options(rlhf):
 
 def test_help_for_a_plugin_that_is_not_there_says_so(rlhf):
     assert rlhf.refused("train", "--algo", "tyo", "--help") == [
-        "no algo named 'tyo' is installed; did you mean 'toy' or 'kto'?"
+        "no algo named 'tyo' is installed; did you mean 'tpo' or 'toy' or 'kto'?"
     ]
 
 
