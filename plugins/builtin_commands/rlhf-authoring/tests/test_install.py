@@ -115,10 +115,18 @@ def test_without_the_folder_of_wheels_nothing_is_taken_from_an_index(plugins, tm
 
 
 def test_every_name_of_the_catalogue_can_be_installed(plugins):
+    known = {}
     for names in offered().values():
         for name, offer in names.items():
+            known.setdefault(name, {})[offer.distribution] = offer
+    for name, offers in known.items():
+        if len(offers) == 1:
+            (offer,) = offers.values()
             words = shlex.split(plugins("install", "--dry-run", name).stdout)
             assert words[4:] == [*offer.options, offer.distribution, HOST]
+    assert plugins("install", "--dry-run", "prm").stderr == (
+        "Error: 'prm' comes with rlhf-plugin-reward-model and rlhf-plugin-reward-model-training: give the distribution\n"
+    )
 
 
 def test_folders_and_wheels_are_paths_to_pip_and_never_names(plugins, tmp_path, monkeypatch):

@@ -56,8 +56,7 @@ def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run
     NAMES are plugins that rlhf plugins search lists (grpo), their distributions (rlhf-plugin-grpo), or paths of folders and
     wheels. Other names are refused, because a package with that name on a package index may belong to anybody.
     """
-    offers = _published()
-    known = {name: offers.get(name) or offers.get(normalised(name)) for name in names if not _looks_like_a_path(name)}
+    known = {name: _offer(name) for name in names if not _looks_like_a_path(name)}
     targets = list(dict.fromkeys(offer.wanted if (offer := known.get(name)) else _target(name) for name in names))
     links = ("--find-links", find_links) if find_links else _options(offer for offer in known.values() if offer)
     # Naming the host keeps pip from replacing it with the version that a plugin was made for.
@@ -101,9 +100,18 @@ def uninstall(names: Sequence[str], yes: bool, dry_run: bool) -> None:
 
 
 def _published() -> dict[str, Offer]:
-    """Plugin or distribution that is listed → how it is installed."""
+    """Plugin or distribution that is listed → how it is installed. A name of several distributions has one of them."""
     offers = {name: offer for plugins in offered().values() for name, offer in plugins.items()}
-    return offers | {normalised(offer.distribution): offer for offer in offers.values()}
+    return offers | {normalised(offer.distribution): offer for plugins in offered().values() for offer in plugins.values()}
+
+
+def _offer(name: str) -> Offer | None:
+    """How a listed plugin or distribution is installed. Raises ``UserError`` for a name that plugins of several have."""
+    owners = {offer.distribution for plugins in offered().values() if (offer := plugins.get(name))}
+    if len(owners) > 1:
+        raise UserError(f"{name!r} comes with {' and '.join(sorted(owners))}: give the distribution")
+    offers = _published()
+    return offers.get(name) or offers.get(normalised(name))
 
 
 def _options(offers: Iterable[Offer]) -> tuple[str, ...]:
