@@ -89,7 +89,7 @@ class AgentExecutor(MultiTurnAgentExecutor):
 
 
 class Late(AgentInstance):
-    """As the pages of OpenRLHF print it: an async ``__init__``."""
+    """Form that the pages of OpenRLHF print: an async ``__init__``."""
 
     async def __init__(self, *args, **kwargs):
         self.turns = 0
@@ -110,7 +110,7 @@ class LateExecutor(MultiTurnAgentExecutor):
 
 
 class Older(AgentExecutorBase):
-    """As the pages of OpenRLHF up to 0.9.2 print it."""
+    """Form that the pages of OpenRLHF up to 0.9.2 print."""
 
     def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue):
         super().__init__(Patient, max_steps, max_length, llm_engine, hf_tokenizer, result_queue)

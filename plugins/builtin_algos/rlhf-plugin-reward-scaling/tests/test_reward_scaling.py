@@ -10,30 +10,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 from rlhf_authoring import make_batch
+from rlhf_authoring.learner import SUMS, Learner
 from rlhf_plugin_reward_scaling import RewardScaling
 
 import rlhf_host
-from rlhf_host import Advantages, RunError, UserError, hookimpl
-from rlhf_host import functional as F
-
-DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
-
-
-class Learner:
-    """RLOO in few lines: these tests run where no other plugin is installed."""
-
-    @hookimpl
-    def needs(self):
-        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
+from rlhf_host import RunError, UserError
 
 
 def longer(completions, **_):
@@ -46,7 +27,7 @@ def numbers(completions, **_):
 
 def train(run, **more):
     fixed = {"train.threads": 1, "actor.model": "quickstart", "rollout.max_new_tokens": 4, "n": 4, "batch_size": 4, "steps": 3}
-    asked = {"algo": Learner(), "reward": [longer, numbers], "data": DATA, "lr": 1e-3, **fixed, **more}
+    asked = {"algo": Learner(), "reward": [longer, numbers], "data": SUMS, "lr": 1e-3, **fixed, **more}
     return rlhf_host.train(run_dir=str(run), **asked)
 
 
@@ -55,7 +36,7 @@ def curve(run):
 
 
 def scaled(options, *batches):
-    """What becomes of the rewards of batches that follow each other."""
+    """The rewards that come out of batches that follow each other."""
     plugin, found = RewardScaling(RewardScaling.Options(**options)), []
     for values in batches:
         batch = make_batch([2] * len(values), rewards=list(values))
@@ -140,7 +121,7 @@ def test_a_run_that_resumes_is_the_run_that_did_not_stop(tmp_path):
     options = {"extensions": ["reward_scaling"], "reward_scaling.normalize": "running", "reward_scaling.high": 1.5}
     train(tmp_path / "whole", steps=4, **options)
     train(tmp_path / "run", steps=2, **options)
-    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=[longer, numbers], data=DATA, steps=4)
+    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=[longer, numbers], data=SUMS, steps=4)
     names = ("reward/longer", "reward/numbers", "loss", "grad_norm", "advantages/std")
     one, two = ([{name: row[name] for name in names} for row in curve(tmp_path / run)] for run in ("whole", "run"))
     assert one == two

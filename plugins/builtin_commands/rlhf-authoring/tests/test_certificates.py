@@ -17,31 +17,12 @@ from rlhf_authoring.index import ListedPlugin
 from rlhf_host import UserError
 from rlhf_host.installed import discover
 
+from .climbing import algorithm_source
+
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 
-ALGO = '''
-"""An algorithm for tests."""
-from rlhf_host import Advantages, AlgoNeeds, LossTerm, RoleNeed, hookimpl
-from rlhf_host import functional as F
-
-class Climb:
-    """Climbs."""
-
-    @hookimpl
-    def needs(self):
-        return AlgoNeeds(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        import torch
-        logprobs = torch.where(batch.loss_mask, outputs.logprobs, 0.0)
-        return [LossTerm("policy", -batch.advantages * logprobs)]
-'''
+MASKED = "torch.where(batch.loss_mask, logprobs, 0.0)"
+ALGO = algorithm_source(f"-advantages * {MASKED}")
 POINTS = {"rlhf.algos": "climb = cert_climb:Climb"}
 PLUGIN = ListedPlugin(kind="algo", name="climb", about="Climbs.")
 
@@ -309,7 +290,7 @@ def test_a_list_shows_what_was_verified(made, here, rlhf_here, verify, tmp_path)
 
 
 def test_failures_are_in_the_certificate(site, keys):
-    wrong = ALGO.replace("* logprobs)]", "* logprobs + 0.1 * logprobs.detach() ** 2)]")
+    wrong = algorithm_source(f"-advantages * {MASKED} + 0.1 * {MASKED}.detach() ** 2")
     site.install("cert-climb", POINTS, {"cert_climb.py": wrong})
     done = site.rlhf("plugins", "check", "climb", "--certificate", "climb.json")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 from rlhf_authoring import learning
 from rlhf_authoring.contracts.subject import Broken, Subject
 from rlhf_authoring.gradients import LARGEST, compare
 from rlhf_authoring.learning import NotShown, learn
 
-ALGORITHM = '''
-"""An algorithm for tests."""
-from rlhf_host import Advantages, AlgoNeeds, LossTerm, RoleNeed, hookimpl
-from rlhf_host import functional as F
+from .climbing import ON_ACTIONS, algorithm_source
 
-class Climb:
-    """Climbs."""
-
-    @hookimpl
-    def needs(self):
-        return AlgoNeeds(data="prompts", roles=(RoleNeed("actor", trainable=True, source=None),), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages({advantages})
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        import torch
-        logprobs, advantages = outputs.logprobs, batch.advantages
-        values = {loss}
-        return [LossTerm("policy", values)]
-'''
 RIGHT = "-advantages * logprobs"
 CURVED = "-advantages * logprobs + 0.1 * logprobs ** 2"
 LOSSES = {
@@ -80,10 +56,9 @@ _Wrong, _InPlace, _Scaled, _without = _functions()
 def algorithm(tmp_path):
     """An algorithm in a file: loss and advantages → the subject."""
 
-    def write(loss="right", advantages="F.on_actions(values, experience.action_mask)", **options):
+    def write(loss="right", advantages=ON_ACTIONS, **options):
         file = tmp_path / "climb.py"
-        source = ALGORITHM.replace("{loss}", LOSSES[loss]).replace("{advantages}", advantages)
-        file.write_text(textwrap.dedent(source) + FUNCTIONS)
+        file.write_text(algorithm_source(LOSSES[loss], advantages) + FUNCTIONS)
         return Subject("algo", f"{file}:Climb", options)
 
     return write

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 import torch
 from rlhf_authoring import write_tiny_model
+from rlhf_authoring.learner import Learner
 from rlhf_engine_http import Http, fleet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_host import Advantages, Sampling, hookimpl
-from rlhf_host import functional as F
+from rlhf_host import Sampling
 from rlhf_host.protocols import NO_WEIGHTS, EngineStart
 
 from .sglang import Sglang
@@ -98,23 +98,6 @@ def rig(tiny, tmp_path):
 @pytest.fixture
 def unsynced(rig):
     return lambda *servers, **options: rig(*servers, version=NO_WEIGHTS, **options)
-
-
-class Learner:
-    """RLOO in few lines: these tests run where no algorithm is installed."""
-
-    @hookimpl
-    def needs(self):
-        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
 
 
 @pytest.fixture

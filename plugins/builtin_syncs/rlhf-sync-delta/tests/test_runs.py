@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from click.testing import CliRunner
-from rlhf_authoring import write_tiny_model
+from rlhf_authoring import learner, write_tiny_model
 from rlhf_sync_delta import Delta
 from rlhf_sync_delta.files import DELTA, WHOLE, files_of, path_of, rebuild, steps_of
 from rlhf_sync_delta.step_models import KEPT
@@ -24,24 +24,8 @@ from rlhf_host.commands import main
 from rlhf_host.protocols import WeightSyncStart
 from rlhf_host.runs import model_steps, run_model
 
-PLUGINS = '''"""An algorithm, a reward, and a schedule: these tests run where no other plugin is installed."""
-from rlhf_host import Adjust, Advantages, Reward, hookimpl
-from rlhf_host import functional as F
-
-class Learner:
-    """RLOO in few lines."""
-    @hookimpl
-    def needs(self):
-        return F.policy_needs(F.PolicyLossOptions(), min_group_size=2)
-
-    @hookimpl
-    def compute_advantages(self, experience):
-        values = F.leave_one_out(experience.rewards, experience.group_id, experience.episode_id)
-        return Advantages(F.on_actions(values, experience.action_mask))
-
-    @hookimpl
-    def compute_loss(self, outputs, batch):
-        return F.policy_loss(outputs, batch, F.PolicyLossOptions())
+PLUGINS = '''"""Rewards and a schedule: these tests run where no other plugin is installed."""
+from rlhf_host import Adjust, Reward, hookimpl
 
 class Right:
     """1 for the right sum."""
@@ -76,7 +60,7 @@ def place(tmp_path_factory):
 
 def flags(place, run, reward="Right", **more):
     asked = {
-        "--algo": "mine.py:Learner",
+        "--algo": f"{learner.__file__}:Learner",
         "--reward": f"mine.py:{reward}",
         "--data": "data.jsonl",
         "--sync": "delta",

@@ -80,5 +80,12 @@ def best_and_worst(group: Group) -> tuple[Trajectory, ...]:
         raise UserError("a pair is two answers of one trajectory each, and this agent's episodes have several: choose another")
     if not rows:
         return ()
-    (high, best), (low, worst) = max(rows, key=lambda item: item[0]), min(rows, key=lambda item: item[0])
-    return () if high - low <= EQUAL * max(1.0, abs(high), abs(low)) else (best, worst)
+    (_, best), (_, worst) = max(rows, key=lambda item: item[0]), min(rows, key=lambda item: item[0])
+    return (best, worst) if differ(best, worst) else ()
+
+
+def differ(one: Trajectory, other: Trajectory) -> bool:
+    """Returns True if the rewards of two answers are not equal, but for rounding."""
+    assert one.reward is not None
+    assert other.reward is not None
+    return abs(one.reward - other.reward) > EQUAL * max(1.0, abs(one.reward), abs(other.reward))

@@ -33,7 +33,7 @@ from rlhf_host import (
     hookimpl,
 )
 from rlhf_host import functional as F
-from rlhf_plugin_online_dpo import ALL_EQUAL, EQUAL
+from rlhf_plugin_online_dpo import ALL_EQUAL, differ
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,13 +181,6 @@ class XPO:
         likely = sums[chosen].where(of_rival[chosen], sums[rejected])
         items.append(LossTerm("exploration", F.on_rows(likely, chosen, rejected), coefficient=self.options.alpha))
         return [*items, Metric("wins", (~of_rival[chosen]).float())]
-
-
-def differ(own: Trajectory, other: Trajectory) -> bool:
-    """Returns True if the rewards of two answers are not equal."""
-    assert own.reward is not None
-    assert other.reward is not None
-    return abs(own.reward - other.reward) > EQUAL * max(1.0, abs(own.reward), abs(other.reward))
 
 
 def logprobs_of_rows(outputs: Outputs, batch: Batch) -> Tensor:

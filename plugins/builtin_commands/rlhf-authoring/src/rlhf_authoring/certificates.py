@@ -36,9 +36,9 @@ class CertifiedPlugin(_Part):
     kind: Annotated[str, AfterValidator(kind_of_plugin)]
     name: Line
     distribution: Line
-    """Of a class in a file the name of the file."""
+    """Name of the distribution; the file's, of a class in a file."""
     version: Line
-    """Of a class in a file the beginning of its hash."""
+    """Version of the distribution; the beginning of the file's hash, of a class in a file."""
     editable: bool
     """True if it was tried in a folder that somebody works in."""
     options: list[Line]
@@ -89,7 +89,7 @@ class CertifiedLearning(_Part):
 
 
 class Certificate(_Part):
-    """What was shown about one plugin."""
+    """Record of what was shown about one plugin."""
 
     certificate: Literal[1]
     """The version of this form."""
@@ -205,7 +205,7 @@ def installed(certificate: Certificate, file: str | None = None) -> PluginInfo |
 
 
 def differences(certificate: Certificate, info: PluginInfo) -> Iterator[str]:
-    """What is not the same here: ``for another version (here 1.1)``, ``files differ: ...``."""
+    """Yields what is not the same here: ``for another version (here 1.1)``, ``files differ: ...``."""
     if info.version != certificate.plugin.version:
         yield f"for another version (here {info.version})"
     try:

@@ -66,7 +66,7 @@ class ListedPlugin(BaseModel):
     recommended: list[str] | None = None
     """On what messages recommend it (``plugins.recommended``)."""
     certificate: Listed | None = None
-    """What was shown about it."""
+    """Certificate of what was shown about it."""
 
 
 class ListedDistribution(BaseModel):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlhf_authoring.commands.check import Checked
 
 SHOWINGS = ("gradients", "learning")
-"""What is shown beside the contract."""
+"""Names of the parts that are shown beside the contract."""
 
 
 def refuse_early(file: Path, key: Path | None) -> None:
@@ -41,7 +41,7 @@ def refuse_early(file: Path, key: Path | None) -> None:
 
 
 def show(info: PluginInfo, options: Mapping[str, Any], stopped: Sequence[str], deadline_s: float) -> Iterator[dict[str, Any]]:
-    """What each of ``SHOWINGS`` showed, as it comes: ``name``, ``result``, ``message``, and ``losses`` or ``runs``.
+    """Yields the results of ``SHOWINGS``, each as it comes: ``name``, ``result``, ``message``, and ``losses`` or ``runs``.
 
     Raises:
         UserError: the plugin has no such options or losses.

@@ -106,7 +106,7 @@ def _published() -> dict[str, Offer]:
 
 
 def _offer(name: str) -> Offer | None:
-    """How a listed plugin or distribution is installed. Raises ``UserError`` for a name that plugins of several have."""
+    """Finds how a listed plugin or distribution is installed. Raises ``UserError`` for a name that plugins of several have."""
     owners = {offer.distribution for plugins in offered().values() if (offer := plugins.get(name))}
     if len(owners) > 1:
         raise UserError(f"{name!r} comes with {' and '.join(sorted(owners))}: give the distribution")

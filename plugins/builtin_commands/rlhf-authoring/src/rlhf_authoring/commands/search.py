@@ -81,7 +81,7 @@ def _near(indexes: Sequence[Index], words: Sequence[str], kind: str | None) -> s
 
 
 def _certified(entry: ListedDistribution, plugin: ListedPlugin, infos: Infos) -> str | None:
-    """What the plugin's certificate says, as far as it can be verified here."""
+    """Returns what the plugin's certificate says, as far as it can be verified here."""
     if plugin.certificate is None:
         return None
     return told(plugin.certificate, plugin, entry.name, infos.get((plugin.kind, plugin.name, normalised(entry.name))))
