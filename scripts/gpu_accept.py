@@ -1,4 +1,4 @@
-"""Measurements that only a GPU can give: twenty-five parts, each with a number to meet.
+"""Measurements that only a GPU can give: thirty-one parts, each with a number to meet.
 
     python scripts/gpu_accept.py --list
     python scripts/gpu_accept.py [--part NAME ...] [--peer-python PATH] > figures.jsonl
@@ -11,7 +11,7 @@ part failed.
 
 Needs torch, transformers and accelerate, and of the host's own dependencies pluggy, pydantic, ruamel.yaml, importlib-metadata,
 click, rich, packaging and safetensors: not vllm, ray, deepspeed, peft or datasets. To a machine that cannot install anything, carry
-the wheels that it lacks: rlhf-host and rlhf-plugin-rloo (``pip wheel --no-deps . plugins/builtin_algos/rlhf-plugin-rloo``),
+the wheels that it lacks: rlhf-host, rlhf-authoring, rlhf-plugin-rloo, rlhf-plugin-shapes and rlhf-kernels-liger (``make wheels``),
 pluggy 1.7, pydantic with pydantic-core, annotated-types and typing-inspection, ruamel.yaml, importlib-metadata with zipp and
 lazy-importer. The code that runs is the checkout's, whatever is in the wheel of rlhf-host. ``trl`` needs ``--peer-python``.
 """
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the checkout,
 
 try:
     import torch
-    from gpu_parts import against_trl, ipc, logprobs, nccl, offload, prefix, runs, sampling, throughput, with_vllm
+    from gpu_parts import against_trl, ipc, logprobs, nccl, offload, pictures, prefix, runs, sampling, throughput, with_vllm
     from gpu_parts.machine import Machine, Skipped
 except ModuleNotFoundError as error:
     sys.exit(f"{error}: install it, or carry its wheel along (see the first lines of {__file__})")
@@ -78,6 +78,12 @@ PARTS = [
         "the same with 3B parameters",
         partial(throughput.mfu, size="3b", checkpointing=True),
         at_least=0.35,
+    ),
+    Part(
+        "liger-gain",
+        "how many times faster 8 × 2048 tokens of 1.5B are with Liger's kernels",
+        throughput.liger_gain,
+        at_least=1.0,
     ),
     Part(
         "logprobs",
@@ -122,6 +128,20 @@ PARTS = [
         prefix.budget,
         at_most=1.15,
     ),
+    Part(
+        "pictures-gradient",
+        "relative distance of the gradient of a group with pictures from that of plain transformers, float32",
+        pictures.gradient,
+        at_most=1e-3,
+        everywhere=True,
+    ),
+    Part(
+        "pictures-gain",
+        "how many times faster a group of 8 × 512 tokens with a picture of 1024 tokens is than in plain transformers",
+        pictures.gain,
+        at_least=1.5,
+    ),
+    Part("pictures-run", "share of right held-out answers after 60 steps on drawn pictures", pictures.learns, at_least=0.9),
     Part("engine", "tokens per second of the embedded engine over those of generate", sampling.speed, at_least=1.0),
     Part(
         "mismatch",

@@ -20,7 +20,7 @@ from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
 from rlhf_host.models.layouts import Layout, padded_layout, to_device
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.modes import evaluation, in_32_bits
+from rlhf_host.models.modes import evaluation, in_32_bits, without_tf32
 from rlhf_host.models.pictures import Sight, noise
 from rlhf_host.models.pictures import inputs as pictured_inputs
 from rlhf_host.models.trial import (
@@ -118,6 +118,7 @@ class TriedKernels:
         return None, None
 
     @torch.inference_mode()
+    @without_tf32()
     def _find_decoder(
         self, model: Any, use: Use, length: int, known: dict[int, Decoder], sight: Sight | None = None
     ) -> Decoder:

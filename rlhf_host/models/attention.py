@@ -24,6 +24,11 @@ from rlhf_host.protocols import SharedRows
 SHARING = ("sdpa", "flex_attention")
 """Implementations of attention that take ``shared_rows``."""
 
+VERSIONS = 64
+"""Compiled versions of FlexAttention that a process may have: one for each kind of mask, precision, form of rows and need of
+gradients. Beyond torch's own limit of 8, all scores are computed in memory, and otherwise rounded.
+"""
+
 
 def enable_shared_rows() -> None:
     """Makes two of transformers' attentions accept ``shared_rows``. Without that argument they compute the same as before.
@@ -82,10 +87,18 @@ def attend_blocks(
     """
     if slices is not None:
         return _in_slices(attend_blocks, module, query, key, value, attention_mask, shared_rows, slices, **kwargs)
+    _allow_versions()
     if shared_rows is not None:
         _refuse_mask(module, attention_mask)
         attention_mask = line_mask(shared_rows, kwargs.get("sliding_window"), query.device)
     return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
+
+
+def _allow_versions() -> None:
+    import torch._dynamo
+
+    limits: Any = torch._dynamo.config  # each thread has its own
+    limits.recompile_limit = max(limits.recompile_limit, VERSIONS)
 
 
 def line_mask(rows: SharedRows, window: int | None, device: torch.device) -> BlockMask:

@@ -1,9 +1,11 @@
-"""Memory that a pass keeps for its backward pass: which share of it belongs to the rows that attention gathers."""
+"""Memory of a pass with gradients: which share of it belongs to the rows that attention gathers."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,19 +20,55 @@ ROWS, LENGTH = 4, 32
 """Number and tokens of the rows that are measured: memory grows linearly with both."""
 
 
-def gathered_share(states: Callable[[Layout], Tensor], model: nn.Module) -> float:
-    """Measures how much of what a token of a padded row keeps for the backward pass is kept by attention, per row that it
-    gathers; the rest is kept once per token of a shared line. So ``n`` rows with one prompt keep ``line + share · (padded −
-    line)`` times what a padded token keeps.
+GRADIENTS = 2.0
+"""Memory of the gradients of what attention gathered, over that of what it gathered. In fused kernels on GPUs those of queries are
+in 32 bits too, and those of keys there for each head of the queries.
+"""
 
-    Where layers are computed again in the backward pass, their inputs are kept, and what one layer keeps.
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The share of attention, per row that it gathers, in what a token of a padded row keeps for the backward pass. The rest is
+    kept once per token of a shared line.
+    """
+
+    share: float = 1.0
+    """From 0 to 1; 1: attention gathers no rows."""
+    inputs: float = 0.0
+    """Share of the layers' inputs, where layers are computed again in the backward pass. They keep these, and what one layer
+    keeps.
+    """
+    layers: int = 1
+    """Number of layers that keep what they compute."""
+
+    def kept(self, line: int, padded: int) -> float:
+        """Returns how many tokens of padded rows keep as much for the backward pass as a shared line.
+
+        Args:
+            line: tokens of the line.
+            padded: tokens of its rows, each with its prompt.
+        """
+        return line + self.share * max(0, padded - line)
+
+    def cost(self, line: int, padded: int) -> int:
+        """Returns the same for all memory that they need at once.
+
+        With short answers to long prompts, most is needed in the backward pass of one layer's attention. There the gradients of
+        gathered rows are beside the rows, while the rest of what the layer kept is free already.
+        """
+        if self.share == 1:
+            return max(line, padded)
+        gradients, free = GRADIENTS * self.share * padded, (1 - self.share - self.inputs) * line
+        return math.ceil(self.kept(line, padded) + max(0.0, gradients - free) / self.layers)
+
+
+def gathered(states: Callable[[Layout], Tensor], model: nn.Module, depth: int) -> Gathered:
+    """Measures what a pass keeps. Returns the default ``Gathered`` if the model fails.
 
     Args:
         states: hidden states of a layout.
-        model: the model with the weights; it is left as it was.
-
-    Returns:
-        A share from 0 to 1; 1 if attention does not gather rows, or the model fails.
+        model: the model with the weights, or its probe; it is left as it was.
+        depth: number of layers of the model.
     """
     length = min(LENGTH, context_length(model))
     completion = max(1, length // 4)
@@ -50,12 +88,14 @@ def gathered_share(states: Callable[[Layout], Tensor], model: nn.Module) -> floa
             together, _ = measure(ROWS, [0] * ROWS)
             width = model.config.get_text_config().hidden_size * result.element_size()  # type: ignore[operator, union-attr]
     except FAILURES:
-        return 1.0
+        return Gathered()
     whole, once = (apart - few) / (ROWS // 2 * length), (apart - together) / ((ROWS - 1) * prompt)
-    gathered = whole - once
-    if layers := len(recomputed):
-        gathered, whole = gathered / layers, whole / layers + layers * width
-    return min(1.0, max(0.0, gathered / whole)) if whole > 0 else 1.0
+    rows, inputs = whole - once, 0
+    if again := len(recomputed):
+        rows, inputs = rows / again, depth * width
+        whole = whole / again + inputs
+    share = min(1.0, max(0.0, rows / whole)) if whole > 0 else 1.0
+    return Gathered(share, inputs / whole, 1 if again else depth) if share < 1 else Gathered()
 
 
 @contextlib.contextmanager

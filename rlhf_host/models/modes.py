@@ -1,4 +1,4 @@
-"""Modes of a pass: evaluation, and everything in 32 bits."""
+"""Modes of a pass: evaluation, everything in 32 bits, and no TF32."""
 
 from __future__ import annotations
 
@@ -32,6 +32,26 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in recomputing:
             layer.training = False
+
+
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Switches off TF32, which rounds float32 to 10 bits of mantissa on CUDA: by default in convolutions, as those of towers for
+    pictures, and in matrix products if ``torch.set_float32_matmul_precision`` says so.
+    """
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    setting: tuple[str, Any] = "allow_tf32", False
+    if hasattr(convolutions, "conv"):  # torch 2.9 and newer
+        convolutions, setting = convolutions.conv, ("fp32_precision", "ieee")
+    name, off = setting
+    before = [(backend, getattr(backend, name)) for backend in (products, convolutions)]
+    for backend, _ in before:
+        setattr(backend, name, off)
+    try:
+        yield
+    finally:
+        for backend, value in before:
+            setattr(backend, name, value)
 
 
 class In32Bits(TorchFunctionMode):

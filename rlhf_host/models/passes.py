@@ -22,7 +22,7 @@ from rlhf_host.models.balance import Balance
 from rlhf_host.models.examination import examine
 from rlhf_host.models.flops import ModelFlops
 from rlhf_host.models.heads import decoder_of
-from rlhf_host.models.kept import gathered_share
+from rlhf_host.models.kept import gathered
 from rlhf_host.models.layouts import (
     Layout,
     Line,
@@ -118,8 +118,9 @@ class Passes:
         self.exact = self.autocast is None and weight.dtype in WIDE
         plain = copy(self)
         plain.model, plain.balance, plain.slices = examined, None, None
+        depth = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
         self._gathered = {
-            module: gathered_share(partial(plain._hidden, other, exact=False), examined)
+            module: gathered(partial(plain._hidden, other, exact=False), examined, depth)
             for module, other in (modules if self.shared_prefix != "off" or self.slices is not None else {}).items()
         }
         self._verdicts: dict[tuple[int, bool], Verdict] = {}
@@ -208,14 +209,14 @@ class Passes:
     def cost(
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> int:
-        """Returns how many tokens in padded rows need as much memory as one ``forward`` over these rows: ``tokens``, and what
-        attention gathers of shared prompts for each row (``models/kept.py``).
+        """Returns how many tokens in padded rows need as much memory as one ``forward`` over these rows, with its backward pass:
+        ``tokens``, and what attention gathers of shared prompts for each row (``models/kept.py``).
         """
         shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), self._share(prompt_ids, group_id))
         if not shares:
             return padded
         compute = self.compute if self._verdict is None or self._verdict.shared is None else self._verdict.shared
-        return self._here(line + math.ceil(self._gathered[compute] * max(0, padded - line)))
+        return self._here(self._gathered[compute].cost(line, padded))
 
     def _here(self, tokens: int) -> int:
         """Returns this process's part of tokens that are computed."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import transformers
 from torch import Tensor
 
 from rlhf_host.data.processor import Processor
@@ -22,6 +23,8 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.layouts import Layout, Places, rows_in
 from rlhf_host.records.pictures import Picture, Shown, pillow, places_of, png
 
+FIRST = "5.18"
+"""The first version of transformers that takes features of pictures which were computed before."""
 TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names under which models take 1 at placeholders of pictures and 0 at other tokens."""
 _UNUSED = ("last_hidden_state", "hidden_states", "attentions")
@@ -52,7 +55,10 @@ def base_of(module: Any) -> Any:
     base, name = module.base_model, type(module).__name__
     takes = inspect.signature(base.forward).parameters if base is not module else {}
     if not hasattr(base, "get_image_features") or "mm_encoder_outputs" not in takes:
-        raise UserError(f"{name} takes no pictures here: transformers gives it no way to compute them once")
+        raise UserError(
+            f"{name} takes no pictures here: transformers {transformers.__version__} gives it no way to compute them once"
+            f" (most families have one from {FIRST} on)"
+        )
     if odd := [each for each in takes if each.endswith("token_type_ids") and each not in TYPES]:
         raise UserError(f"{name} takes no pictures here: it needs {odd[0]}, which only its own processor makes")
     return base

@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu_parts.machine import Machine, Skipped
-from rlhf_host.plugins.discovery import discover
+from gpu_parts.machine import Machine, Skipped, require
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks/step_vs_trl.py"
 
@@ -27,8 +26,7 @@ def ratio(machine: Machine, *, vllm: bool = False) -> tuple[float, dict[str, Any
         raise Skipped("vllm is not installed here")
     if machine.peer_python is None:
         raise Skipped("it needs --peer-python, the Python of an environment with torch and trl")
-    if not any(info.kind == "algo" and info.name == "rloo" for info in discover()):
-        raise Skipped("rlhf-plugin-rloo is not installed here")
+    require("rlhf-plugin-rloo")
     benchmark, case, threads = _benchmark(), "smoke" if machine.dry else "1b", os.cpu_count() or 1
     options = argparse.Namespace(
         peer_python=machine.peer_python, rounds=machine.size(2, 1), device=machine.device.type, threads=threads

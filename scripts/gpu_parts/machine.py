@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import RoleConfig, TrainConfig
+from rlhf_host.plugins.discovery import discover
 from rlhf_host.records.tensors import Experience
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
@@ -25,6 +26,12 @@ GB = 1e9
 
 class Skipped(Exception):
     """Why a part cannot be measured here."""
+
+
+def require(distribution: str) -> None:
+    """Raises ``Skipped`` if a package of plugins, or the host, is not installed: a run finds its parts by their entry points."""
+    if all(info.distribution != distribution for info in discover()):
+        raise Skipped(f"{distribution} is not installed here: carry its wheel along")
 
 
 @dataclass(frozen=True)

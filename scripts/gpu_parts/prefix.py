@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gpu_parts.machine import GB, Machine, Skipped, random_model, random_rows, watched
+from gpu_parts.throughput import backward, median_backward
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.tensors import Experience
-from rlhf_host.training.role import rows_of
 
 SETTINGS: tuple[Literal["off", "on"], ...] = ("off", "on")
 KERNELS = "sdpa", "flex_attention"
@@ -24,7 +23,7 @@ def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
     model = random_model(machine)
     rows, seconds, details = _group(machine, model), {}, {}
     for shared in SETTINGS:
-        seconds[shared], peak = _timed(machine, Passes(model, shared_prefix=shared, autocast=torch.bfloat16), rows)
+        seconds[shared], peak = median_backward(machine, Passes(model, shared_prefix=shared, autocast=torch.bfloat16), rows)
         details |= {f"{shared}_s": seconds[shared], f"{shared}_peak_gb": peak / GB}
     return seconds["off"] / seconds["on"], details
 
@@ -60,27 +59,15 @@ def flex_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
     seconds, details = {}, {}
     for kernel in KERNELS:
         model.set_attn_implementation(_kernel(machine, kernel))
-        seconds[kernel], peak = _timed(machine, Passes(model, shared_prefix="on", autocast=torch.bfloat16), rows)
+        seconds[kernel], peak = median_backward(machine, Passes(model, shared_prefix="on", autocast=torch.bfloat16), rows)
         details |= {f"{kernel}_s": seconds[kernel], f"{kernel}_peak_gb": peak / GB}
     _refuse_dry(machine)
     gathered, flexible = (seconds[kernel] for kernel in KERNELS)
     return gathered / flexible, details
 
 
-def _timed(machine: Machine, passes: Passes, rows: Experience) -> tuple[float, int]:
-    """Returns the median seconds of forward and backward, and the bytes that the last one took at most."""
-    times = []
-    for number in range(machine.size(6, 2)):
-        with watched(machine) as watch:
-            _backward(passes, rows)
-        if number:
-            times.append(watch.seconds)
-        passes.model.zero_grad()
-    return statistics.median(times), watch.peak_bytes
-
-
 def _gradient(passes: Passes, rows: Experience) -> Tensor:
-    _backward(passes, rows)
+    backward(passes, rows)
     gradient = torch.cat([weight.grad.flatten() for weight in passes.model.parameters()])
     passes.model.zero_grad()
     return gradient
@@ -129,21 +116,12 @@ def _cost(passes: Passes, rows: Experience) -> int:
 
 def _peak(machine: Machine, passes: Passes, rows: Experience) -> int:
     """Bytes that forward and backward take at most, beside weights and gradients."""
-    _backward(passes, rows)
+    backward(passes, rows)
     passes.model.zero_grad(set_to_none=False)
     with watched(machine) as watch:
-        _backward(passes, rows)
+        backward(passes, rows)
     return watch.peak_bytes
 
 
 def _group(machine: Machine, model: Any) -> Experience:
     return random_rows(model, 8, machine.size(1024, 16), machine.size(512, 8), group=8)
-
-
-def _backward(passes: Passes, rows: Experience) -> Tensor:
-    logprobs = passes.forward(**rows_of(rows)).logprobs
-    assert logprobs is not None
-    assert rows.advantages is not None
-    loss = -(rows.advantages.to(logprobs.device) * logprobs).mean()
-    loss.backward()
-    return loss

@@ -26,7 +26,7 @@ SPREAD = 5.0
 def speed(machine: Machine) -> tuple[float, dict[str, Any]]:
     """Tokens per second over those of ``generate``; the same float32 weights under bfloat16 autocast."""
     model = random_model(machine)
-    prompts, samples, new = machine.size(16, 2), machine.size(8, 2), machine.size(256, 4)
+    prompts, samples, new = machine.size(16, 2), machine.size(8, 2), machine.size(128, 4)
     prompt_ids = random_rows(model, prompts * samples, machine.size(256, 8), 1, group=samples).prompt_ids
     engine, ids = _engine(model, len(prompt_ids)), torch.tensor(prompt_ids, device=machine.device)
     lengths = {"max_new_tokens": new, "min_new_tokens": new}

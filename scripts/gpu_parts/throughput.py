@@ -1,12 +1,18 @@
-"""How much of the GPU's peak an optimizer batch uses, in micro-batches of 16k tokens."""
+"""How much of the GPU's peak an optimizer batch uses, in micro-batches of 16k tokens, and what Liger's kernels save."""
 
 from __future__ import annotations
 
 import statistics
 from typing import Any
 
-from gpu_parts.machine import GB, Machine, random_model, random_rows, update, watched, worker_of
+import torch
+
+from gpu_parts.machine import GB, Machine, Skipped, random_model, random_rows, require, update, watched, worker_of
 from rlhf_host.config.schema import TrainConfig
+from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.models.passes import Passes
+from rlhf_host.records.tensors import Experience
+from rlhf_host.training.role import rows_of
 
 
 def mfu(machine: Machine, size: str, checkpointing: bool) -> tuple[float, dict[str, Any]]:
@@ -34,6 +40,45 @@ def mfu(machine: Machine, size: str, checkpointing: bool) -> tuple[float, dict[s
         "peak_gb": watch.peak_bytes / GB,
         "gradient_checkpointing": checkpointing,
     }
+
+
+def liger_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
+    """Seconds of forward and backward without kernels over those with Liger's, which the host chose after its comparison."""
+    require("rlhf-kernels-liger")
+    from rlhf_kernels_liger import LigerKernels, Options
+
+    model = random_model(machine)
+    rows = random_rows(model, 8, machine.size(256, 8), machine.size(1792, 24))
+    kernels = TriedKernels([("liger", LigerKernels(Options()))])
+    seconds, details = {}, {}
+    for name, chosen in (("plain", None), ("liger", kernels)):
+        passes = Passes(model, kernels=chosen, shared_prefix="off", autocast=torch.bfloat16)
+        seconds[name], peak = median_backward(machine, passes, rows)
+        details |= {f"{name}_s": seconds[name], f"{name}_peak_gb": peak / GB}
+    if not any("are used" in line for line in kernels.reports):
+        raise Skipped("; ".join(kernels.reports))
+    return seconds["plain"] / seconds["liger"], {**details, "reports": kernels.reports}
+
+
+def median_backward(machine: Machine, passes: Passes, rows: Experience) -> tuple[float, int]:
+    """Returns the median seconds of forward and backward, and the bytes that the last one took at most."""
+    times = []
+    for number in range(machine.size(6, 2)):
+        with watched(machine) as watch:
+            backward(passes, rows)
+        if number:
+            times.append(watch.seconds)
+        passes.model.zero_grad()
+    return statistics.median(times), watch.peak_bytes
+
+
+def backward(passes: Passes, rows: Experience) -> None:
+    """Forward and backward of a loss of all rows."""
+    logprobs = passes.forward(**rows_of(rows)).logprobs
+    assert logprobs is not None
+    assert rows.advantages is not None
+    loss = -(rows.advantages.to(logprobs.device) * logprobs).mean()
+    loss.backward()
 
 
 def row_flops(model: Any, prompt: int, completion: int) -> float:

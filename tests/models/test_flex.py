@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch._dynamo
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoModelForCausalLM, Gemma2Config
 from transformers.integrations import flex_attention as integration
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models.attention import attend, attend_blocks
+from rlhf_host.models.attention import VERSIONS, attend, attend_blocks
 from rlhf_host.models.layouts import shared_layout, sharing_of
 from rlhf_host.models.loading import load_model
 from rlhf_host.models.passes import Passes
@@ -97,3 +99,21 @@ def test_a_model_shares_prompts_under_it(tmp_path, recwarn):
             said.append(passes.forward(PROMPTS, completions, mask).logprobs)
     assert torch.allclose(*said, atol=1e-4)
     assert not [each for each in recwarn if "cannot share" in str(each.message)]
+
+
+def test_every_thread_may_compile_more_versions_than_torch_allows(monkeypatch):
+    """Beyond torch's limit all scores are computed in memory, and rounded so that a trial refuses them; seen on a GPU."""
+    limits = []
+
+    def attention(query, *parts, training, **named):
+        limits.append(torch._dynamo.config.recompile_limit)
+        return query
+
+    monkeypatch.setattr(integration, "compile_friendly_flex_attention", attention)
+    module = SimpleNamespace(training=False, num_key_value_groups=1, is_causal=True)
+    query = torch.randn(1, 1, 4, WIDTH)
+    thread = threading.Thread(target=attend_blocks, args=(module, query, query, query, None))
+    with torch._dynamo.config.patch(recompile_limit=8):
+        thread.start()
+        thread.join()
+    assert limits == [VERSIONS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
+from rlhf_host.models import modes
 from rlhf_host.models.fitting import remove_dropout
 from rlhf_host.models.heads import find_head
 from rlhf_host.models.passes import Passes
@@ -247,6 +249,33 @@ def test_what_rounding_would_hide_is_found_in_32_bits(rounded):
     with pytest.warns(UserWarning, match="gives other results in the shared layout for rows of 128 tokens"):
         passes.prepare(128)
     assert (passes._verdict.shared, passes._verdict.padded) == (None, passes.model)
+
+
+def precisions() -> list[str]:
+    return [torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision]
+
+
+def test_trials_compare_without_tf32(rows):
+    """On a GPU, a tower's convolutions round to 10 bits by default, which looked like wrong pictures."""
+    before, model, seen = precisions(), make_model("llama"), []
+    model.model.register_forward_hook(lambda *_: seen.append(precisions()))
+    torch.set_float32_matmul_precision("high")
+    try:
+        forward(model, PROMPTS, *rows)
+        assert ["ieee", "ieee"] in seen
+        assert seen[-1] == precisions() == ["tf32", "tf32"], "a pass itself is as the user has it"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert before[1] == precisions()[1]
+
+
+def test_tf32_is_off_and_on_again_in_torch_before_2_9(monkeypatch):
+    matmul, cudnn = SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True)
+    backends = SimpleNamespace(cudnn=cudnn, cuda=SimpleNamespace(matmul=matmul))
+    monkeypatch.setattr(modes, "torch", SimpleNamespace(backends=backends))
+    with modes.without_tf32():
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)
 
 
 @pytest.mark.parametrize("rounded", ["products", "weights"])
