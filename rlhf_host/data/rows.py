@@ -30,7 +30,8 @@ COMPRESSED = (".gz", ".bz2", ".xz")
 ARROW = {".parquet": "parquet", ".arrow": "arrow"}
 """Suffix → the reader of ``datasets``."""
 SUFFIXES = (*LINES, ".json", *TABLES, *ARROW)
-_BATCH = 1000  # rows; by default as many as the first group of a file has, which may be none
+_BATCH = 250  # rows; by default as many as the first group of a file has, which may be none
+_BUFFER = 1 << 20  # bytes of a Parquet file that are read at once; by default all that are asked for
 
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
@@ -110,7 +111,12 @@ def _read_file(path: Path) -> Rows:
         return _read_json(path)
     if kind in TABLES:
         return _read_table(path, TABLES[kind])
-    options = {"batch_size": _BATCH} if kind == ".parquet" else {}
+    options: dict[str, Any] = {}
+    if kind == ".parquet":
+        from pyarrow.dataset import ParquetFragmentScanOptions
+
+        scan = ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True, buffer_size=_BUFFER)
+        options = {"batch_size": _BATCH, "fragment_scan_options": scan}
     return Rows(_stream(ARROW[kind], path, **options), lambda i: f"{path}, row {i + 1}")
 
 
@@ -337,6 +343,7 @@ def _choose_split(known: list[str], split: str | None, defaults: tuple[str, ...]
 def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
     """Reads a file through ``datasets``, row by row: nothing is copied into its cache, and reading can stop early."""
     import datasets
+    import pyarrow
 
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         try:
@@ -346,6 +353,8 @@ def _stream(kind: str, path: Path, **options: Any) -> Iterator[Row]:
             yield from plain_rows(builder.as_streaming_dataset(split="train"))
         except Exception as error:
             raise _unreadable(path, error) from error
+        finally:
+            pyarrow.default_memory_pool().release_unused()
 
 
 def _text_lines(path: Path) -> Iterator[str]:
