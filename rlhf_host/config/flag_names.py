@@ -58,7 +58,7 @@ def what_is_meant(
     same = [other for other in known if other.replace(".", "-") == dashed]
     if hint := _or(own) or _or(same) + of_flag(typed, value, fits):
         return f": no such flag{hint}"
-    if rest and (option_flag := names.option_flag(head, rest)) is not None:
+    if rest and annotation_at(path[:1]) is None and (option_flag := names.option_flag(head, rest)) is not None:
         return f": no such flag; the options of {head!r} are set with {option_flag}"
     if annotation_at(path[:1]) is None and (rest or value is None):  # a plugin's name, perhaps mistyped
         plugins = [plugin.replace("_", "-") for plugin in names.plugins]

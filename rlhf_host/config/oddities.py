@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rlhf_host.config.defaults import RunTraits
-from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig, TrainConfig
+from rlhf_host.config.schema import (
+    DataConfig,
+    EvalConfig,
+    PluginChoice,
+    RoleConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+    defaults,
+)
 from rlhf_host.config.section import Section
-from rlhf_host.config.tree import role_flag
+from rlhf_host.config.tree import ROLES, role_flag
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.options import options_model
 from rlhf_host.plugins.recommended import recommended
+from rlhf_host.plugins.selection import find, load
 from rlhf_host.records.needs import AlgoNeeds, Needs
 
 OF_ROWS = ("format", "split_at", "hh", "max_tokens", "long_rows", "history")
@@ -40,9 +51,18 @@ def oddities(config: RunConfig, manager: PluginManager, needs: Needs, traits: Ru
     if config.agents and config.data.agent_key is None:
         alias = next(iter(config.agents))
         yield f"no column names the agent {alias}, so only tasks of plugins can ask for it: --data.agent-key COLUMN"
+    yield from _unread(manager, needs)
     yield from _without_ratio(config, manager)
     yield from _idle(config, needs, traits)
     yield from _of_evaluation(config)
+
+
+def _unread(manager: PluginManager, needs: Needs) -> Iterator[str]:
+    """Usual roles that follow another, needed only by plugins which do nothing with them."""
+    for role in (need.name for need in needs.roles if need.follows is not None and need.name in ROLES):
+        by = [key for key, own in manager.needs().items() if role in (need.name for need in own.roles)]
+        if all(manager.hooks(key) == ["needs"] for key in by):
+            yield f"no chosen plugin reads the {role} that {' and '.join(by)} moves: it is loaded and changes nothing"
 
 
 def updates_text(train: TrainConfig) -> str:
@@ -66,6 +86,7 @@ def _idle(config: RunConfig, needs: Needs, traits: RunTraits) -> Iterator[str]:
         idle = [*_changed("rollout", config.rollout, RolloutConfig(), set(RolloutConfig.model_fields) - {"temperature"})]
         idle += _changed("eval", config.eval, EvalConfig(), OF_SAMPLES) if config.eval.data.sources else []
         idle += [f"sync {config.sync.name}"] if config.sync.name not in ("", traits.sync) else []
+        idle += _of_engine(config.engine)
         yield from [f"the run samples nothing, so {_have(idle)} no effect"] if idle else []
     else:
         parts = {"data": config.data, "eval.data": config.eval.data}
@@ -77,6 +98,14 @@ def _idle(config: RunConfig, needs: Needs, traits: RunTraits) -> Iterator[str]:
     for name, role in config.roles.items():
         if role.min_lr_ratio and role.schedule == "constant":
             yield f"roles.{name}.min_lr_ratio has no effect with the schedule constant: --{role_flag(name)}.schedule cosine"
+
+
+def _of_engine(engine: PluginChoice) -> list[str]:
+    """The engine if it is not the usual one, else its options that are not as usual."""
+    if engine.name != defaults()["engine"]["name"]:
+        return [f"engine {engine.name}"]
+    usual = options_model(load(find("engine", engine.name)), "engine").model_construct().model_dump()
+    return [f"engine.{name}" for name, value in (engine.model_extra or {}).items() if value != usual.get(name)]
 
 
 def _of_evaluation(config: RunConfig) -> Iterator[str]:

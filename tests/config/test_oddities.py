@@ -104,6 +104,12 @@ def test_several_updates_with_a_loss_without_a_ratio_are_told_of(flag, text, alg
             "the role reference is not trained, so roles.reference.lora, roles.reference.lr have no effect",
         ),
         ((*ROWS, "--sync", "checkpoint"), "the run samples nothing, so sync checkpoint has no effect"),
+        ((*ROWS, "--engine", "vllm"), "the run samples nothing, so engine vllm has no effect"),
+        ((*ROWS, "--engine.max-batch-size", "8"), "the run samples nothing, so engine.max_batch_size has no effect"),
+        (
+            (*PROMPTS, "--with", "moving_reference"),
+            "no chosen plugin reads the reference that extension:moving_reference moves: it is loaded and changes nothing",
+        ),
         ((*ROWS, "--eval.data", "b", "--eval.n", "2"), "the run samples nothing, so eval.n has no effect"),
         (
             (*ROWS, "--actor.min-lr-ratio", "0.1"),
