@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
+import sysconfig
+import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,6 +35,27 @@ class LostError(RunError):
 def in_one_line(error: BaseException) -> str:
     """Return the error's type and message without its line breaks."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def place_of(error: BaseException) -> str:
+    """Returns `` (reward.py:7)``: the last line of a user's or plugin's code that the error came through. Empty if it came through
+    none.
+    """
+    paths, own = sysconfig.get_paths(), str(Path(__file__).parent)
+    installed, standard = (paths["purelib"], paths["platlib"]), (paths["stdlib"], paths["platstdlib"])
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    host = max((place for place, (file, _) in enumerate(frames) if file.startswith(own)), default=-1)
+    called, written = list[tuple[str, int]](), list[tuple[str, int]]()
+    for file, line in frames[host + 1 :]:
+        if file.startswith(installed):
+            called += [] if Path(file).parent.name == "pluggy" else [(file, line)]
+        elif not file.startswith(("<", *standard)):
+            written.append((file, line))
+    if not written and not called:
+        return ""
+    file, line = written[-1] if written else called[0]
+    near = os.path.relpath(file)
+    return f" ({file if near.startswith(os.pardir) else near}:{line})"
 
 
 def beyond(value: float, limit: float) -> str:

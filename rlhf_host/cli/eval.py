@@ -12,6 +12,7 @@ import click
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
 from rlhf_host.config.check import check_evaluation
 from rlhf_host.config.resolve import Resolved, resolve
+from rlhf_host.config.resumed import require_plugins
 from rlhf_host.config.run_dir import require_run
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
@@ -60,6 +61,8 @@ def evaluate(line: CommandLine) -> None:
         config_path = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     loaded = line.read(config_path)
     config = judged_by(with_defaults(loaded.config, checkpoint), line)
+    if config_path is not None and not config.eval.reward:
+        require_plugins(config_path.parent, config, ("reward", "agent"))
     run = resolve(config, loaded.origins, "evaluate")
     output = line.value("output")
     metrics = evaluated(run, None if output is None else Path(output))

@@ -42,6 +42,7 @@ def check(run: Resolved, manager: PluginManager, needs: Needs) -> list[str]:
     unfit = refusals(config, traits, needs)
     reasons = [
         *_plugin_refusals(config, manager, needs),
+        *_state_refusals(manager),
         *_setting_refusals(config, needs),
         *unfit,
         *_forbidden(config, manager),
@@ -88,6 +89,13 @@ def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]
     for item in manager.loaded:
         if item.kind in ("reward", EVAL_REWARD) and item.key not in manager.names("score"):
             yield f"{item} has no score hook, so it scores nothing"
+
+
+def _state_refusals(manager: PluginManager) -> Iterator[str]:
+    for item in manager.loaded:
+        if len(half := {"state_dict", "load_state_dict"} & {*manager.hooks(item.key)}) == 1:
+            lacks = "load_state_dict" if half == {"state_dict"} else "state_dict"
+            yield f"{item} has {half.pop()} and no {lacks}, so its state would be lost where a run is resumed: add {lacks}"
 
 
 def _server_refusals(manager: PluginManager) -> Iterator[str]:

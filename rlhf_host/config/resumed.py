@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,13 @@ _ANOTHER_RUN = re.compile(
 """Settings that checkpoints follow from."""
 
 
-def require_plugins(run_dir: Path, config: RunConfig) -> None:
+def require_plugins(run_dir: Path, config: RunConfig, kinds: Collection[str] = ()) -> None:
     """Raises ``PluginError`` when plugins that ``config`` still chooses were uninstalled since the run's last start, or their files
-    removed."""
+    removed.
+
+    Args:
+        kinds: of plugins that are used; default: all.
+    """
     installed = {(info.kind, info.name) for info in discover()}
     names, paths = set(), set()
     for item in chosen(config):
@@ -34,6 +38,8 @@ def require_plugins(run_dir: Path, config: RunConfig) -> None:
     path, lines = run_dir / PLUGINS, []
     for entry in json.loads(path.read_text()) if path.exists() else []:
         kind, name, home, version = (entry[key] for key in ("kind", "name", "distribution", "version"))
+        if kinds and kind not in kinds:
+            continue
         lost = f"{kind} {name!r} of this run was in {home} {version}, which is not"
         if home and home.endswith(".py"):  # a file that is not there is taken for one with a function (plugins.spellings)
             if not Path(home).is_file() and (kind, entry["alias"], home) in paths:

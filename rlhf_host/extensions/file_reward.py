@@ -51,10 +51,13 @@ class FileReward:
                 )
         function = member(module, name, "--reward")
         if isinstance(function, type) or not callable(function):
-            what = "a class without hooks" if isinstance(function, type) else a(type(function).__name__)
+            what = f"{a(type(function).__name__)}, not a function or a class"
             if has_hooks(function):
-                what = "a class whose hooks the source does not show (write it at the top level, as class NAME(Base))"
-            raise UserError(f"{options.path}: {name} is {what}, not a function or a class with methods marked @hookimpl")
+                what = "a class whose hooks the source does not show: write it at the top level, as class NAME(Base)"
+            elif isinstance(function, type):
+                mark = ": write it above def score" if hasattr(function, "score") else ""
+                what = f"a class that marks no method with @hookimpl{mark}"
+            raise UserError(f"{options.path}: {name} is {what}")
         self.options = options
         self._reward = FunctionReward(function, name)
 

@@ -327,7 +327,7 @@ def _foreign_argument(part: _Part) -> str:
         spec = list(inspect.signature(getattr(hookspecs, hook)).parameters)
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in {*spec, "self"} and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-                near = moved(hook, name) or near_matches(name, spec) or f" (it has {', '.join(spec) or 'none'})"
+                near = moved(hook, name) or f"{near_matches(name, spec)} (it has {', '.join(spec) or 'none'})"
                 return f"{function.__name__}() takes {name!r}, which is no argument of {hook}{near}"
     return ""
 

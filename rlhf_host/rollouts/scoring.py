@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
-from rlhf_host.errors import LostError, in_one_line
+from rlhf_host.errors import LostError, in_one_line, place_of
 from rlhf_host.hookspecs import Items
 from rlhf_host.plugins.answers import other_items
 from rlhf_host.plugins.manager import PluginManager
@@ -164,7 +164,7 @@ async def _ask(
             cause = error.__cause__ or error
             if isinstance(cause, LostError):
                 raise cause from error  # it is not the plugin that failed: nothing will be judged any more
-            problem = in_one_line(cause)
+            problem = in_one_line(cause) + place_of(cause)
     return [Unjudged(problem)] * len(trajectories)
 
 

@@ -73,6 +73,13 @@ from rlhf_host import hookimpl
 
 def Function(text, label): return 1.0
 class Empty: pass
+class Unmarked:
+    def score(self, trajectories, context): ...
+class Forgets:
+    @hookimpl
+    def score(self, trajectories, context): return [1.0] * len(trajectories)
+    @hookimpl
+    def state_dict(self): return {}
 class Misspelled:
     @hookimpl
     def scor(self, trajectories): ...
@@ -142,7 +149,11 @@ def test_the_reward_of_the_page_has_options_and_a_state_that_a_resume_goes_on_fr
     (here / "curriculum.py").unlink()
     gone = rlhf_here("train", "--resume", "run", "--train.steps", "5")
     assert gone.exit_code == 2, gone.output
-    assert re.search(rf"reward 'Closer' of this run was in {here}/curriculum.py \w+, which is not there any more", gone.output)
+    lost = rf"reward 'Closer' of this run was in {here}/curriculum.py \w+, which is not there any more"
+    assert re.search(lost, gone.output)
+    judged = rlhf_here("eval", "--checkpoint", "run")
+    assert judged.exit_code == 2, judged.output
+    assert re.search(lost, judged.output)
 
 
 def test_every_kind_with_hooks_may_be_a_class_in_a_file(here):
@@ -176,7 +187,12 @@ def test_every_kind_with_hooks_may_be_a_class_in_a_file(here):
         ),
         (
             ("--reward", "odd.py:Empty"),
-            "Empty is a class without hooks, not a function or a class with methods marked @hookimpl",
+            "Empty is a class that marks no method with @hookimpl$",
+        ),
+        (("--reward", "odd.py:Unmarked"), "Unmarked is a class that marks no method with @hookimpl: write it above def score"),
+        (
+            ("--reward", "odd.py:Forgets"),
+            "has state_dict and no load_state_dict, .*: add load_state_dict",
         ),
         (("--reward", "odd.py:Misspelled"), r"implements 'scor', which is not a hook; did you mean 'score'"),
         (("--reward", "odd.py:Mute"), "has no score hook, so it scores nothing"),
@@ -192,7 +208,7 @@ def test_a_class_that_will_not_do_is_refused_as_a_package_s(flags, message, rlhf
     given = () if flags[0] == "--reward" else ("--reward", "curriculum.py:Closer")
     done = rlhf_here("train", "--algo", "rloo", *flags, *given, *QUICK, "--run-dir", "run", "--dry-run")
     assert done.exit_code == 2, done.output
-    assert re.search(message, done.output), done.output
+    assert re.search(message, done.output, re.M), done.output
     assert "Traceback" not in done.output
 
 

@@ -30,7 +30,10 @@ def failing(hook, error, *, later=False):
     async def afterwards(self):
         raise error("out\nof order")
 
-    return type("Plugin", (), {hook: hookimpl(specname=hook)(afterwards if later else now)})()
+    hooks = {hook: hookimpl(specname=hook)(afterwards if later else now)}
+    if hook == "state_dict":  # a run wants both
+        hooks["load_state_dict"] = hookimpl(lambda self, state: None)
+    return type("Plugin", (), hooks)()
 
 
 def managed(plugin):

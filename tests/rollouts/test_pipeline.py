@@ -140,7 +140,9 @@ def test_too_much_that_is_unjudged_ends_the_run_before_the_refills_do(pipeline):
             raise ConnectionError("the judge is down")
 
     made, gate = pipeline([1] * 40, Broken(), batch=3)
-    with pytest.raises(RunError, match=r"6 of 6 trajectories could not be judged .*: the judge is down \(6 times\)"):
+    with pytest.raises(
+        RunError, match=r"6 of 6 .* could not be judged .*: the judge is down \(.*test_pipeline\.py:\d+\) \(6 times\)"
+    ):
         asyncio.run(steps_of(made, gate, 1))
 
 

@@ -153,7 +153,7 @@ def test_a_failure_with_the_weights_on_their_way_saves_nothing_wrong(train, tmp_
         def compute_loss(self, role, outputs, batch):
             self._at("compute_loss", self.step + 1)
 
-    with pytest.raises(RunError, match=r"the judge is down; continue from .*step-000002 with"):
+    with pytest.raises(RunError, match=r"the judge is down \(.*test_failures\.py:24\); continue from .*step-000002 with"):
         train(extension=Late("compute_loss"), **{"checkpoint.every": 1, "eval.every": 0, "checkpoint.keep": 0, "debug": True})
     assert load_checkpoint(tmp_path / "run").step == 2
 

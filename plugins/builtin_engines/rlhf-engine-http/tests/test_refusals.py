@@ -17,7 +17,6 @@ from .sglang import Sglang, free_port
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "give an address, as in --engine.urls http://127.0.0.1:8000"),
         ({"urls": "127.0.0.1:8000"}, "'127.0.0.1:8000' is no address of a server"),
         ({"urls": "http://127.0.0.1:8000,http://127.0.0.1:8000/v1"}, "is given twice"),
         ({"urls": "http://10.0.0.1:8000"}, "may be on another machine.*--engine.directory DIR"),
@@ -29,6 +28,14 @@ from .sglang import Sglang, free_port
 def test_settings(options, why):
     with pytest.raises(UserError, match=why):
         Http(Http.Options(**options))
+
+
+def test_an_address_is_needed_where_it_is_used():
+    """Not before: traits can be read without one, as ``rlhf doctor`` does."""
+    engine = Http(Http.Options())
+    for begin in (lambda: engine.check(None, {}), lambda: engine.start(None)):
+        with pytest.raises(UserError, match=r"give an address, as in --engine\.urls http://127\.0\.0\.1:8000"):
+            begin()
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,6 @@ class Http:
     def __init__(self, options: Options):
         self.options = options
         self.urls = [_address(url) for url in options.urls]
-        if not self.urls:
-            raise UserError("engine http: give an address, as in --engine.urls http://127.0.0.1:8000")
         if twice := next((url for url in self.urls if self.urls.count(url) > 1), None):
             raise UserError(f"engine http: {twice} is given twice in --engine.urls")
         self.key = None if options.key_env is None else _key(options.key_env)
@@ -65,6 +63,7 @@ class Http:
             )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
+        self._need_address()
         if other := next((need.name for need in start.needs.roles if need.generates), None):
             raise UserError(
                 f"engine http: its servers hold the actor's weights, so the role {other} cannot be sampled from them; choose"
@@ -78,9 +77,14 @@ class Http:
                     " them; give --placement rollout=1:cpu"
                 )
 
+    def _need_address(self) -> None:
+        if not self.urls:
+            raise UserError("engine http: give an address, as in --engine.urls http://127.0.0.1:8000")
+
     def start(self, start: EngineStart) -> Engine:
         from rlhf_engine_http.engine import HttpEngine
 
+        self._need_address()
         return HttpEngine(self.options, self.urls, self.key, start)
 
 
