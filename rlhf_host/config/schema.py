@@ -132,11 +132,13 @@ class DataSource(Open):
 class DataConfig(Section):
     sources: list[DataSource] = Field([], description="--data PATH[@WEIGHT], repeatable")
     prompt_key: str | None = Field(
-        None, description="column with the prompt; default: the first of prompt, question, problem, messages, input"
+        None,
+        description="column with the prompt; default: the first of prompt, question, problem, messages, instruction, input",
     )
     label_key: str | None = Field(
         None,
-        description="column with the ground truth; default: the first of label, answer, ground_truth, solution, target, output",
+        description="column with the ground truth; default: the first of label, answer, ground_truth, solution, target, output,"
+        " reward_model.ground_truth",
     )
     agent_key: str | None = Field(None, description="column with the agent's name")
     ignore: list[str] = Field(

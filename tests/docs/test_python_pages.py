@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import rlhf_authoring
 
+from rlhf_host.config.schema import DataConfig
 from rlhf_host.data.row_reader import LABEL_KEYS, PROMPT_KEYS
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES
 from rlhf_host.plugins.reward_functions import OFFERS
@@ -49,6 +50,7 @@ def test_the_data_page_names_formats_and_columns():
     for name, keys in (("prompt", PROMPT_KEYS), ("label", LABEL_KEYS)):
         (row,) = re.findall(rf"^\| {name} \| (.*?) \|", text, re.M)
         assert tuple(re.findall(r"`([\w.]+)`", row)) == keys
+        assert f"the first of {', '.join(keys)}" in str(DataConfig.model_fields[f"{name}_key"].description)
 
 
 def test_the_environment_page_names_the_hosts_variables():
