@@ -41,7 +41,7 @@ def place_of(error: BaseException) -> str:
     """Returns `` (reward.py:7)``: the last line of a user's or plugin's code that the error came through. Empty if it came through
     none.
     """
-    paths, own = sysconfig.get_paths(), str(Path(__file__).parent)
+    paths, own = sysconfig.get_paths(), f"{Path(__file__).parent}{os.sep}"
     installed, standard = (paths["purelib"], paths["platlib"]), (paths["stdlib"], paths["platstdlib"])
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     host = max((place for place, (file, _) in enumerate(frames) if file.startswith(own)), default=-1)

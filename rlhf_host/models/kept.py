@@ -19,7 +19,6 @@ from rlhf_host.models.trial import FAILURES
 ROWS, LENGTH = 4, 32
 """Number and tokens of the rows that are measured: memory grows linearly with both."""
 
-
 GRADIENTS = 2.0
 """Memory of the gradients of what attention gathered, over that of what it gathered. In fused kernels on GPUs those of queries are
 in 32 bits too, and those of keys there for each head of the queries.
@@ -33,7 +32,7 @@ class Gathered:
     """
 
     share: float = 1.0
-    """From 0 to 1; 1: attention gathers no rows."""
+    """From 0 to 1; 1, the default: everything is kept for each row, as far as is known."""
     inputs: float = 0.0
     """Share of the layers' inputs, where layers are computed again in the backward pass. They keep these, and what one layer
     keeps.
