@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,19 +40,20 @@ def without_tf32() -> Iterator[None]:
     """Switches off TF32, which rounds float32 to 10 bits of mantissa on CUDA: by default in convolutions, as those of towers for
     pictures, and in matrix products if ``torch.set_float32_matmul_precision`` says so.
     """
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    setting: tuple[str, Any] = "allow_tf32", False
-    if hasattr(convolutions, "conv"):  # torch 2.9 and newer
-        convolutions, setting = convolutions.conv, ("fp32_precision", "ieee")
-    name, off = setting
-    before = [(backend, getattr(backend, name)) for backend in (products, convolutions)]
-    for backend, _ in before:
-        setattr(backend, name, off)
-    try:
+    cudnn: Any = torch.backends.cudnn
+    settings: list[tuple[Callable[[], Any], Callable[[Any], None], Any, Any]] = [
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest", torch.backends.cuda.matmul),
+        (lambda: cudnn.allow_tf32, partial(setattr, cudnn, "allow_tf32"), False, getattr(cudnn, "conv", None)),
+    ]
+    with contextlib.ExitStack() as undo:
+        for get, put, off, newer in settings:
+            try:
+                undo.callback(put, get())
+                put(off)
+            except RuntimeError:  # it was set by the names of torch 2.9, after which torch reads no others
+                undo.callback(setattr, newer, "fp32_precision", newer.fp32_precision)
+                newer.fp32_precision = "ieee"
         yield
-    finally:
-        for backend, value in before:
-            setattr(backend, name, value)
 
 
 class In32Bits(TorchFunctionMode):

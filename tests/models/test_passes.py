@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
-from rlhf_host.models import modes
 from rlhf_host.models.fitting import remove_dropout
 from rlhf_host.models.heads import find_head
 from rlhf_host.models.passes import Passes
@@ -251,31 +249,34 @@ def test_what_rounding_would_hide_is_found_in_32_bits(rounded):
     assert (passes._verdict.shared, passes._verdict.padded) == (None, passes.model)
 
 
-def precisions() -> list[str]:
-    return [torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision]
+def in_tf32() -> tuple[bool, bool]:
+    """Whether matrix products and convolutions are, by the names that torch reads in any case."""
+    backends = torch.backends
+    return backends.cuda.matmul.fp32_precision == "tf32", backends.cudnn.conv.fp32_precision == "tf32"
 
 
-def test_trials_compare_without_tf32(rows):
+def by_old_names():
+    torch.set_float32_matmul_precision("medium")
+
+
+def by_new_names():
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "tf32"
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
+
+
+@pytest.mark.parametrize("choose", [by_old_names, by_new_names])
+def test_trials_compare_without_tf32(rows, choose):
     """On a GPU, a tower's convolutions round to 10 bits by default, which looked like wrong pictures."""
-    before, model, seen = precisions(), make_model("llama"), []
-    model.model.register_forward_hook(lambda *_: seen.append(precisions()))
-    torch.set_float32_matmul_precision("high")
+    model, seen = make_model("llama"), []
+    model.model.register_forward_hook(lambda *_: seen.append(in_tf32()))
+    choose()
     try:
         forward(model, PROMPTS, *rows)
-        assert ["ieee", "ieee"] in seen
-        assert seen[-1] == precisions() == ["tf32", "tf32"], "a pass itself is as the user has it"
+        assert (False, False) in seen
+        assert seen[-1] == in_tf32() == (choose is by_new_names or torch.get_float32_matmul_precision() == "medium", True)
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert before[1] == precisions()[1]
-
-
-def test_tf32_is_off_and_on_again_in_torch_before_2_9(monkeypatch):
-    matmul, cudnn = SimpleNamespace(allow_tf32=True), SimpleNamespace(allow_tf32=True)
-    backends = SimpleNamespace(cudnn=cudnn, cuda=SimpleNamespace(matmul=matmul))
-    monkeypatch.setattr(modes, "torch", SimpleNamespace(backends=backends))
-    with modes.without_tf32():
-        assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
-    assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)
+        torch.backends.cudnn.allow_tf32 = True
 
 
 @pytest.mark.parametrize("rounded", ["products", "weights"])
