@@ -283,6 +283,8 @@ def evaluate(
         UserError: settings or input cannot be used.
         RunError: too many answers could not be judged.
     """
+    if "eval_data" in settings:
+        raise UserError("eval_data is an argument of train; evaluate takes the tasks as data")
     judges = "reward" if checkpoint is None and config is None else "eval.reward"  # which a run or a file may have
     asked = Arguments(
         {judges: rewards, "agent": agent, "model": model, "eval.data": data}, settings, _asked, {**SHORT, "n": "eval.n"}

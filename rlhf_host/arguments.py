@@ -21,7 +21,8 @@ from rlhf_host.config.tree import MANY, SHORT, SHORTHANDS, SINGLE, Names, fields
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, near_matches
+from rlhf_host.plugins.hints import of_flag
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.plugins.selection import PYTHON
@@ -39,8 +40,26 @@ _WORDS = {
 }
 _WORDS |= {long: name for name, long in SHORT.items()}
 """A flag's name → the argument's, where another one."""
-_KNOWN = {*fields_of(RunConfig), *SHORTHANDS, *(name.replace("-", "_") for name in SHORT), "resume", "force", "config"}
+_SECTIONS = {*fields_of(RunConfig), *SHORTHANDS}
+_KNOWN = {*_SECTIONS, *(name.replace("-", "_") for name in SHORT), "resume", "force", "config"}
 _FLAG = re.compile(r"(rlhf [^;,\n]*)|(?<![\w/.:@'-])('?)--([a-z][\w.-]*[\w*])\2( (?=[A-Z]{2}|\d))?")
+
+
+_NAME = re.compile(r"[\w.~/\\:@ -]+")
+"""Matches what may name a file, a data set or a task plugin, and perhaps its weight."""
+
+
+def _is_no_source(value: object) -> bool:
+    return isinstance(value, str) and not _NAME.fullmatch(value) and not Path(value).exists()
+
+
+def _refuse_near_miss(path: str) -> None:
+    """Raises ``UserError`` for a mistyped short name, which no file has; other keys are told with all that is wrong."""
+    head = path.partition(".")[0]
+    if head in _KNOWN or Names().place(head)[1] is not None or of_flag(path) or near_matches(head, _SECTIONS):
+        return
+    if near := near_matches(head, _KNOWN):
+        raise UserError(f"{path}: no such argument{near}")
 
 
 def in_arguments(text: str) -> str:
@@ -94,6 +113,7 @@ class Arguments:
         for path, value in [*((path, value) for path, value in named.items() if value is not None), *settings.items()]:
             if path == "preset" or (value is None and Names().place(path)[1]):
                 continue
+            _refuse_near_miss(path)
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
             if (long := short.get(path.replace("_", "-"))) is not None:
                 path = long.replace("-", "_")
@@ -124,6 +144,10 @@ class Arguments:
             return {"sources": [spec]}
         if not isinstance(value, str | Path | list | tuple | Mapping):
             raise UserError(f"{path} is a path, a name, or rows with a prompt each, not {type(value).__name__}")
+        if isinstance(value, list | tuple) and (text := next(filter(_is_no_source, value), None)) is not None:
+            raise UserError(
+                f"{path} has {text!r}, which is no file and no name: rows are dictionaries, [{{'prompt': {text!r}}}]"
+            )
         return value if isinstance(value, Mapping) else {"sources": value}
 
     def _choices(self, kind: str, value: Any) -> Any:
