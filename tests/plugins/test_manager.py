@@ -252,7 +252,10 @@ def test_an_optional_hook_may_be_unknown():
 
 @pytest.mark.parametrize(
     ("argument", "hint"),
-    [("trajectory", "; did you mean 'trajectories'?"), ("zzz", " (it has trajectories, context)")],
+    [
+        ("trajectory", "; did you mean 'trajectories'? (it has trajectories, context)"),
+        ("zzz", " (it has trajectories, context)"),
+    ],
 )
 def test_an_argument_the_hook_does_not_have_is_named(argument, hint):
     plugin = type("Wrong", (), {})
