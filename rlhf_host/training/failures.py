@@ -7,6 +7,7 @@ from pathlib import Path
 from rlhf_host.command import rlhf
 from rlhf_host.config.run_dir import checkpoint_dirs
 from rlhf_host.errors import LostError, RunError, UserError, place_of
+from rlhf_host.plugins.manager import HookFailed
 from rlhf_host.training.checkpoints import Checkpoint
 
 
@@ -29,7 +30,7 @@ def explained(error: BaseException, run_dir: Path, step: int, begun: Checkpoint 
     foreseen = isinstance(error, RunError) and step > 0
     foreseen = foreseen or is_lost(error) or (isinstance(error, RunError | UserError) and bool(checkpoint_dirs(run_dir)))
     if not foreseen:
-        return RunError(message_of(error)) if isinstance(error, RunError) and message_of(error) != str(error) else error
+        return RunError(message_of(error)) if isinstance(error, HookFailed) else error
     blamed = None if isinstance(error, UserError) else begun  # that one says itself what to do
     message = f"{message_of(error).rstrip('.')}; {_way_on(run_dir, blamed)}"
     return (UserError if isinstance(error, UserError) else RunError)(message)
@@ -37,9 +38,8 @@ def explained(error: BaseException, run_dir: Path, step: int, begun: Checkpoint 
 
 def message_of(error: BaseException) -> str:
     """Returns an error's text, with the line of a plugin's code that it came from."""
-    cause = error.__cause__ if isinstance(error, RunError) else None
-    place = "" if cause is None or isinstance(cause, RunError | UserError) else place_of(cause)
-    return (str(error) or type(error).__name__) + place
+    cause = error.__cause__ if isinstance(error, HookFailed) else None
+    return (str(error) or type(error).__name__) + ("" if cause is None else place_of(cause))
 
 
 def _way_on(run_dir: Path, begun: Checkpoint | None) -> str:
