@@ -100,7 +100,7 @@ def in_a_process(model: Path, data: Path, cache: Path) -> dict[str, float]:
 
 
 def read(model: Path, data: Path) -> dict[str, float]:
-    """What a start does with its prompts, and its first pictures."""
+    """Does what a start does with its prompts and its first pictures. Returns seconds, tasks and memory."""
     tokenizer = load_tokenizer(RoleConfig(model=str(model)))
     before, begun = memory("VmRSS"), time.perf_counter()
     tasks = load_tasks(DataConfig(sources=[{"path": str(data)}]), split="train", tokenizer=tokenizer, seed=0)

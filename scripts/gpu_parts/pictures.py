@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor
 
 import rlhf_host
-from gpu_parts.machine import GB, SIZES, TINY, Machine, require, watched
+from gpu_parts.machine import GB, SIZES, TINY, Machine, require
 from gpu_parts.sampling import SPREAD
+from gpu_parts.throughput import median_pass
 from rlhf_host.models.modes import without_tf32
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.pictures import Picture, png
@@ -77,15 +77,8 @@ def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
     seconds: dict[str, float] = {}
     details: dict[str, Any] = {"picture_tokens": group.picture_tokens}
     for name, way in ways.items():
-        times = []
-        for number in range(machine.size(4, 2)):
-            with watched(machine) as watch:
-                group.backward(way())
-            model.zero_grad()
-            if number:
-                times.append(watch.seconds)
-        seconds[name] = statistics.median(times)
-        details |= {f"{name}_s": seconds[name], f"{name}_peak_gb": watch.peak_bytes / GB}
+        seconds[name], peak = median_pass(machine, model, lambda way=way: group.backward(way()), machine.size(4, 2))
+        details |= {f"{name}_s": seconds[name], f"{name}_peak_gb": peak / GB}
     return seconds["plain"] / seconds["shared"], details
 
 

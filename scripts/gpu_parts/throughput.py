@@ -1,8 +1,9 @@
-"""How much of the GPU's peak an optimizer batch uses, in micro-batches of 16k tokens, and what Liger's kernels save."""
+"""The share of the GPU's peak that an optimizer batch uses, in micro-batches of 16k tokens, and what Liger's kernels save."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,15 +62,22 @@ def liger_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
 
 
 def median_backward(machine: Machine, passes: Passes, rows: Experience) -> tuple[float, int]:
-    """Returns the median seconds of forward and backward, and the bytes that the last one took at most."""
-    times = []
-    for number in range(machine.size(6, 2)):
+    """Returns as ``median_pass`` for a loss of all rows."""
+    return median_pass(machine, passes.model, lambda: backward(passes, rows), machine.size(6, 2))
+
+
+def median_pass(machine: Machine, model: Any, run: Callable[[], None], times: int) -> tuple[float, int]:
+    """Returns the median seconds of a forward and backward pass, without the first of ``times``, and the bytes that the last one
+    took at most.
+    """
+    seconds = []
+    for number in range(times):
         with watched(machine) as watch:
-            backward(passes, rows)
+            run()
         if number:
-            times.append(watch.seconds)
-        passes.model.zero_grad()
-    return statistics.median(times), watch.peak_bytes
+            seconds.append(watch.seconds)
+        model.zero_grad()
+    return statistics.median(seconds), watch.peak_bytes
 
 
 def backward(passes: Passes, rows: Experience) -> None:

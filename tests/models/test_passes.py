@@ -250,7 +250,7 @@ def test_what_rounding_would_hide_is_found_in_32_bits(rounded):
 
 
 def in_tf32() -> tuple[bool, bool]:
-    """Whether matrix products and convolutions are, by the names that torch reads in any case."""
+    """Returns True for matrix products, and for convolutions, that are in TF32, by the names that torch reads in any case."""
     backends = torch.backends
     return backends.cuda.matmul.fp32_precision == "tf32", backends.cudnn.conv.fp32_precision == "tf32"
 
