@@ -1,13 +1,15 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test test-slow test-all wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints/cpu.txt
 # Processes that run tests; each takes about 2 GiB.
 WORKERS ?= 2
+# How long make test-reached may take.
+SECONDS ?= 1500
 
 VENV := .venv
 PROJECTS := pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml))
@@ -48,7 +50,7 @@ $(DISTRIBUTED_STAMP): $(STAMP)
 quickstart: setup ## train the tiny model that comes with the host, on the CPU: a minute
 	$(VENV)/bin/rlhf train --algo rloo --reward math_verifier
 
-PYTEST := HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+PYTEST := HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest -p tests.schedule --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 test: setup-distributed ## check a change: linters, types, import floors, and the tests of the host and all plugins but the slow ones
 	@$(MAKE) --no-print-directory --jobs=2 tests-alone lint-report
@@ -56,10 +58,20 @@ test: setup-distributed ## check a change: linters, types, import floors, and th
 tests-alone:
 	$(PYTEST) -m "not slow"
 
-test-slow: setup-distributed ## run the tests that make test leaves out; tests/tiers.py says which and why
+near: setup-distributed ## while working: the fast tests that what is not committed yet, or came last, reaches
+	$(PYTEST) -m "not slow" $$($(VENV)/bin/python scripts/reached.py --fast)
+
+# Continuous integration runs it within the seconds that it has left.
+test-reached: setup-distributed ## run the slow tests that the last commits reach, and a seventh of the others, for at most SECONDS
+	RLHF_TESTS_UNTIL=$$(($$(date +%s) + $(SECONDS))) $(PYTEST) -m slow $$($(VENV)/bin/python scripts/reached.py)
+
+test-slow: setup-distributed ## run all tests that make test leaves out; tests/tiers.py says which and why
 	$(PYTEST) -m slow
 
-test-all: test test-slow ## run all tests
+test-all: test test-slow ## run all tests: hours
+
+durations: setup-distributed ## run all tests, and record the seconds of each file in tests/durations.json
+	RLHF_RECORD_DURATIONS=1 $(PYTEST)
 
 # While the tests run: one block of text, not lines among theirs. A failure fails `make test` too.
 lint-report:

@@ -22,12 +22,8 @@ from rlhf_authoring.models import write_tiny_model
 
 import rlhf_host
 
+from . import schedule
 from .forks import COMMAND, Forked, ForkServer
-from .schedule import (  # noqa: F401
-    pytest_collection_finish,
-    pytest_collection_modifyitems,
-    pytest_xdist_make_scheduler,
-)
 
 # Before torch is imported, here and in every process that a test starts: workers, ranks and engines share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -66,6 +62,11 @@ class Picky(Base):
         return [None if t.sample == 0 else float(len(t.text)) for t in trajectories]
 '''
 ENTRY_POINTS = "[rlhf.rewards]\n" + "".join(f"{name.lower()} = test_rewards:{name}\n" for name in ("Vowels", "Broken", "Picky"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.has_plugin(schedule.__name__):  # make names it, for the tests of packages alone
+        config.pluginmanager.register(schedule, schedule.__name__)
 
 
 @dataclass(frozen=True)

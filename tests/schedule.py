@@ -1,14 +1,25 @@
-"""The order in which tests run, and which of several workers (``pytest -n 2 --dist loadfile``) takes a file."""
+"""The order in which tests run, which worker takes a file, and when the time of a tier is over.
+
+``tests/durations.json`` has the seconds of each file, of its fast and of its slow tests; ``make durations`` writes it.
+"""
 
 from __future__ import annotations
 
 import gc
+import json
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .tiers import mark_slow
 
+DURATIONS = Path(__file__).with_name("durations.json")
+FAST, SLOW = 0, 1
 TOGETHER = {
     "Ray": (  # one cluster at a time
         "tests/backends/test_ray_autotp.py",
@@ -26,20 +37,38 @@ TOGETHER = {
     ),
 }
 """Files that one worker takes, one after the other, and why."""
+RECORD = "RLHF_RECORD_DURATIONS" in os.environ
+"""Whether the seconds of what runs are written. Read now: tests change the environment."""
+UNTIL = os.environ.get("RLHF_TESTS_UNTIL")
+"""When the time of the slow tests is over, in seconds since 1970. What would end later is skipped, and named."""
+LEFT = "left, its time is over: "
+MARGIN = 1.5
+"""A machine may be slower than the one of which the seconds were recorded."""
 
-LONGEST = (
-    *TOGETHER["Ray"],
-    "tests/backends/test_ranks.py",
-    "tests/backends/test_offline_ranks.py",
-    *TOGETHER["wheels"],
-)
-"""What takes longest, first: begun last, it would be left to one worker. ``pytest --durations=0`` tells."""
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell that starts this in the background ignores SIGINT, nohup SIGHUP, and all processes that tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    if RECORD and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+
+
+def durations() -> dict[str, list[float]]:
+    """File → seconds of its fast tests, and of its slow ones."""
+    return json.loads(DURATIONS.read_text(encoding="utf-8"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow(items)
-    places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(file_of(item.nodeid), len(places)))
+    if UNTIL:
+        return  # the files are in the order in which they matter
+    # What takes longest first: begun last, it would be left to one worker.
+    seconds: dict[str, float] = defaultdict(float)
+    for file, both in durations().items():
+        seconds[unit_of(file)] += sum(both)
+    items.sort(key=lambda item: (-seconds[unit_of(file_of(item.nodeid))], unit_of(file_of(item.nodeid))))
 
 
 def pytest_collection_finish() -> None:
@@ -52,14 +81,58 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    units = {file: name for name, files in TOGETHER.items() for file in files}
-
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return units.get(file_of(nodeid), file_of(nodeid))
+            return unit_of(file_of(nodeid))
 
     return Files(config, log)
 
 
 def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
+
+
+def unit_of(file: str) -> str:
+    return next((name for name, files in TOGETHER.items() if file in files), file)
+
+
+# --- a tier that ends in time --------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not UNTIL:
+        return
+    file = file_of(item.nodeid)
+    beside = sum(file_of(other.nodeid) == file for other in item.session.items)
+    expected = MARGIN * durations().get(file, [0.0, 0.0])[SLOW] / beside
+    if time.time() + expected > float(UNTIL):
+        pytest.skip(LEFT + file)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    left = Counter(
+        file_of(report.nodeid) for report in terminalreporter.stats.get("skipped", ()) if LEFT in str(report.longrepr)
+    )
+    if left:
+        terminalreporter.write_sep("-", f"{left.total()} tests left for make test-all: their time was over")
+        for file, count in sorted(left.items()):
+            terminalreporter.write_line(f"{file}: {count}")
+
+
+class Recorder:
+    """Adds up the seconds of the files that ran, and writes them in place of those recorded before."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[file_of(report.nodeid)][SLOW if "slow" in report.keywords else FAST] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        found = {file: both for file, both in durations().items() if (DURATIONS.parents[1] / file).exists()}
+        for file, ran in self.seconds.items():
+            before = found.get(file, [0.0, 0.0])
+            found[file] = [round(now, 1) if now else then for now, then in zip(ran, before, strict=True)]
+        rows = ",\n".join(f" {json.dumps(file)}: {json.dumps(both)}" for file, both in sorted(found.items()) if any(both))
+        DURATIONS.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-OFTEN = "torch|zero-2|zero-3|zero-3-offload|zero-2-bf16"
-"""Kinds of backends that are compared at every change."""
-
 SLOW = {
     "tests/backends/test_ranks.py": (
-        rf"\[(?!({OFTEN})(-True|-False)?\])|split_layers|another_number_of_ranks|another_stage|zero_plus_plus",
-        "nineteen kinds of backends in two processes; five of them at every change",
+        r"^(?!test_two_ranks_have_the_gradient_and_take_the_steps_of_one\[zero-2\]$)",
+        "nineteen kinds of backends in two processes; ZeRO-2 has the gradient of one at every change",
     ),
-    "tests/backends/test_offline_ranks.py": (r"\[(?!dpo\])", "three algorithms on rows in two processes; one at every change"),
+    "tests/backends/test_offline_ranks.py": ("", "three algorithms on rows in two processes"),
     "tests/backends/test_ray_autotp.py": ("", "tensor parallelism on Ray"),
     "tests/runtimes/test_ray_slices.py": ("one_process|agree", "sequence parallelism on Ray; what is refused at every change"),
     "tests/runtimes/test_ray_nodes.py": ("", "clusters of several machines, and machines that are lost"),
     "tests/runtimes/test_ray_run.py": (
-        "ctrl_c|dies|cannot_hold",
-        "runs on Ray that end early; one run that trains and resumes at every change",
+        "",
+        "runs on Ray that resume, or that end early; test_whole_stack trains there at every change",
     ),
     "tests/runtimes/test_turns.py": ("", "two vLLM engines that sleep beside their workers"),
     "tests/runtimes/test_ray_leftovers.py": ("", "what a killed controller leaves"),
@@ -40,27 +38,30 @@ SLOW = {
     "tests/runtimes/test_ray.py": ("", "engines that are killed or refuse; two runs on Ray at every change"),
     "tests/weight_sync/test_delta.py": ("", "the sync delta with vLLM and on Ray"),
     "tests/engines/test_vllm_start.py": (
-        r"two_devices|local_runtime_trains|cache_was.*\[True\]",
-        "vLLM in processes of its own, and a run with it",
+        r"^(?!test_with_a_version)",
+        "vLLM with experts, in processes of its own, and a run with it; one start at every change",
     ),
     "tests/engines/test_vllm_process.py": ("", "vLLM's core in a process of its own, as on GPUs"),
     "tests/training/test_lora.py": (
-        "zero_trains|vllm_samples|on_ray",
-        "adapters under ZeRO, in vLLM and on Ray; in one process at every change",
+        "zero_trains|vllm_samples|on_ray|never_stopped",
+        "adapters under ZeRO, in vLLM and on Ray, and resumed; runs in one process at every change",
     ),
     "tests/training/test_qlora.py": ("on_ray", "bases in 4 bits on Ray"),
     "tests/training/test_agents.py": ("on_ray", "agents on Ray with vLLM"),
     "tests/training/test_async.py": (
-        r"\[(vllm|ray)\]|would_not_be_made_so_now|gives_the_same_values_again|(every_task_once|each_group_once)\[9\]|another_depth",
+        r"\[(vllm|ray)\]|would_not_be_made_so_now|gives_the_same_values_again|(every_task_once|each_group_once)\[(2|9)\]|another_depth|draws_that_take_long_are_passed",
         "sampling ahead with vLLM and on Ray, kills, and checkpoints of other settings or depths",
     ),
     "tests/cli/test_offline.py": ("under_ray", "rows on Ray"),
-    "tests/cli/test_distill.py": ("under_ray", "a teacher on Ray"),
+    "tests/cli/test_distill.py": ("under_ray|learns_from_its_teacher", "a teacher on Ray, and runs that learn from one"),
     "tests/cli/test_chosen_rows.py": ("under_ray", "chosen rows on Ray"),
-    "tests/cli/test_following_roles.py": ("under_ray", "roles that follow another, rows beside and scaled rewards, on Ray"),
+    "tests/cli/test_following_roles.py": (
+        "under_ray|apart_from_its_source",
+        "roles that follow another, rows beside and scaled rewards, on Ray",
+    ),
     "tests/cli/test_recipes.py": ("takes_two_small_steps", "recipes, two small steps of each"),
     "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py": (
-        "reports_on_this_machine",
+        "reports_on_this_machine|only_these_are|follows_from_the_libraries",
         "all libraries of this machine, imported",
     ),
     "tests/outside/test_outside.py": (
@@ -68,8 +69,8 @@ SLOW = {
         "contracts of an outsider's engine, backend and runtime, and a run in them",
     ),
     "plugins/builtin_commands/rlhf-authoring/tests/contracts/test_protocol_contracts.py": (
-        "reports_the_plugin_that_breaks_it",
-        "engines, backends and runtimes with one rule broken each, some until a deadline; templates pass at every change",
+        "reports_the_plugin_that_breaks_it|templates_pass",
+        "engines, backends and runtimes: templates that pass, and one rule broken each, some until a deadline",
     ),
     "plugins/builtin_commands/rlhf-plan/tests/test_counted.py": (
         "backends_hold_as_much",
@@ -88,7 +89,7 @@ SLOW = {
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),
     "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
     "tests/cli/test_chat.py": (
-        "asked_as_in_training|reward_model_writes",
+        "asked_as_in_training|reward_model_writes|ctrl_c",
         "models of runs that are talked to, in processes of their own",
     ),
     "tests/cli/test_process_rewards.py": ("two_processes", "a process reward model in two processes"),
@@ -96,7 +97,7 @@ SLOW = {
         r"\[(trl.*|ipc.*|nccl-.*|vllm-.*|colocated-sync)\]|without_a_peer|never_returns",
         "parts that start processes, with tiny sizes",
     ),
-    "tests/cli/test_push.py": ("refusals|hub_that", "hubs that refuse or are gone; an upload at every change"),
+    "tests/cli/test_push.py": ("refusals|hub_that|damaged", "hubs that refuse or are gone; an upload at every change"),
     "tests/engines/test_transformers_engine.py": (
         r"(logprobs_are_those_of_the_trainer|depend_on_the_batch)\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
         "families of models; three of them at every change",
@@ -115,20 +116,20 @@ SLOW = {
     ),
     "tests/test_garbage.py": ("notebook_is_not", "a whole run, for what is frozen in it"),
     "tests/packaging/test_wheels.py": (
-        "command_line_works",
-        "all packages from wheels; the commands of the README at every change",
+        "command_line_works|listed_as_ok|first_commands",
+        "all packages built and installed from wheels",
     ),
     "tests/training/test_async_failures.py": (
         r"\[(raises-(filter|step_finished|sync|update)|interrupts-(agent_in_evaluation|batch|filter|score_in_evaluation|sync)|hangs-(agent_in_evaluation|score_in_evaluation))\]",
         "failures and interrupts in every place; the places that most runs see at every change",
     ),
     "tests/cli/test_outside_commands.py": (
-        r"breaks_itself_alone\[(-|def)",
-        "commands that are broken in three ways; one at every change",
+        r"breaks_itself_alone\[(-|def|bad)|nothing_can_reach_is_told\[(train|plain)",
+        "commands that are broken in several ways; one at every change",
     ),
     "plugins/builtin_commands/rlhf-authoring/tests/test_check.py": (
-        "ends_the_process|named_like_a_setting|every_plugin_of_the_name|kernels_have_no_hooks",
-        "plugins that are checked in processes of their own",
+        "ends_the_process|named_like_a_setting|every_plugin_of_the_name|kernels_have_no_hooks|keeps_the_contract|needs_for_itself|options_reach|more_basic",
+        "plugins that are checked in processes of their own; one at every change",
     ),
     "plugins/builtin_commands/rlhf-authoring/tests/test_certificates.py": (
         "shown_is_stated|failures_are_in|class_in_a_file",
@@ -138,13 +139,10 @@ SLOW = {
         "learns_rises|does_not_rise",
         "short runs that learn and that do not; gradients at every change",
     ),
-    "plugins/builtin_commands/rlhf-authoring/tests/test_bench.py": (
-        "hook_by_hook|own|cannot_be_built",
-        "measurements of plugins; one at every change",
-    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_bench.py": ("", "measurements of plugins"),
     "plugins/builtin_commands/rlhf-authoring/tests/contracts/test_contracts.py": (
-        r"\[score_keeps_its_deadline-\d+\]",
-        "plugins that miss their deadline",
+        "each_check_reports",
+        "contract suites against plugins that break one rule each; good plugins at every change",
     ),
     "plugins/builtin_agents/rlhf-plugin-verifiers/tests/test_failures.py": ("start-timeout", "a start that takes too long"),
     "tests/training/test_rows.py": (
@@ -155,12 +153,112 @@ SLOW = {
         r"damaged_files|is_part_of_the_model\[--actor",
         "kept log-probabilities that are damaged or of another adapter",
     ),
+    "tests/runtimes/test_worker_devices.py": ("share_of_the_machine", "workers on Ray count their CPUs"),
+    "tests/backends/test_deepspeed.py": (r"foreign_pickle.*\[2\]", "a second size of a damaged checkpoint"),
+    "tests/models/test_slices.py": (r"about_half|\[heads[12]\]", "sequence parallelism: memory, and other numbers of heads"),
+    "tests/cli/test_export.py": ("interrupted_run", "a run that is interrupted, then exported"),
+    "tests/docs/test_python_pages.py": ("tests_of_the_testing_page|script_of_the_python_page", "scripts of the pages, whole"),
+    "tests/training/test_resume.py": (
+        r"interrupt_leaves.*\[2\]|in_the_background",
+        "signals to commands in processes of their own; SIGTERM at every change",
+    ),
+    "tests/training/test_session.py": ("talks_and_asks", "a session that samples, talks and asks roles"),
+    "tests/weight_sync/test_remote_engines.py": (r"killed_in_mid_sync|untied-broadcast", "engines that are killed in a sync"),
+    "tests/weight_sync/test_transfer.py": ("receiver_lost", "receivers that hang or are gone"),
+    "tests/weight_sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
+    "tests/test_examples.py": ("chain_from", "the examples, one after the other"),
+    "plugins/builtin_algos/rlhf-plugin-distill/tests/test_sdpo.py": (
+        "learns_from_its_own|replay_writes",
+        "runs that learn from their own solutions, and resume",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-entropy/tests/test_entropy.py": (
+        r"trains_with_it\[(kl_cov|clip_cov)",
+        "runs with kl_cov and clip_cov; one with top_entropy at every change",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py": (
+        "trains_an_adapter|resumed_run",
+        "averages in runs that resume or train an adapter",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-mcp/tests/test_mcp.py": (
+        "not_there_stops|that_hangs_fails",
+        "servers of tools that hang or do not start",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-textarena/tests/test_textarena.py": (
+        "ten_steps",
+        "ten steps of self-play; two against an opponent at every change",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-shell/tests/test_harbor.py": (
+        "solutions_are_right|commands_of_the_image",
+        "published tasks, solved whole",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-openai-agent/tests/test_openai_agent.py": (
+        "holds_the_pipes",
+        "programs that end and leave their pipes open",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-ptx/tests/test_ptx.py": (
+        r"goes_on_with_the_rows.*\[more[12]\]|policys_part|rows_are_learnt",
+        "more runs with rows beside; a resumed one at every change",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_rivals.py": (
+        "every_second_answer",
+        "answers of two models, counted over a run",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-reward-scaling/tests/test_reward_scaling.py": (
+        "resumes_is_the_run",
+        "a run that resumes",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_template.py": (
+        "no_name_hides",
+        "names that authors may choose, in every kind of the template",
+    ),
+    "tests/learning/test_bandit.py": (
+        "every_algorithm_(climbs|sinks)|every_policy_loss_sinks",
+        "every algorithm on a bandit, with its advantages and with their sign turned; policy losses and critics at every change",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-group-methods/tests/test_runs.py": (
+        r"two_updates_a_step\[(?!vespo)",
+        "runs of group methods; one at every change",
+    ),
+    "tests/runs/test_directory.py": ("how_runs_end", "runs that end in every way"),
+    "plugins/builtin_engines/rlhf-engine-http/tests/test_servers.py": (
+        "hangs_is_given_up",
+        "a server that hangs until its deadline",
+    ),
+    "tests/cli/test_pictures.py": ("saved_pictures", "saved pictures that are trained on"),
+    "tests/cli/test_generate.py": ("killed_command", "a command that is killed and continued"),
+    "tests/cli/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
+    "tests/engines/test_vllm.py": (r"before_the_first_sync\[untied\]", "a second kind of model"),
+    "tests/engines/test_vllm_adapters.py": ("every_version", "adapters in vLLM"),
+    "tests/training/test_waits.py": (r"\[on-recompute\]", "reads of the device, with old log-probabilities computed again"),
+    "tests/training/test_critic.py": (r"never_stopped\[gpt2\]", "a resumed critic of a second family"),
+    "plugins/builtin_agents/rlhf-plugin-nemo-gym/tests/test_failures.py": (
+        "matrix_of_failures",
+        "services that fail in every way",
+    ),
 }
 """File → a pattern of its slow tests, empty for all, and why they are slow."""
+
+CONTRACTS = re.compile(
+    r"^Test\w+::test_(import_is_light|loss_|raising_a|entry_point_is_unique|instances_share|nothing_outlives|any_text|cancelling|odd_|ranks_)"
+)
+"""Checks of contract suites that take most of their time. Those of the packages ``CHECKED`` are made at every change."""
+CHECKED = ("rlhf-plugin-rloo", "rlhf-plugin-dpo", "rlhf-plugin-format", "rlhf-plugin-multi-turn")
+
+
+def is_slow(nodeid: str) -> bool:
+    file, _, name = nodeid.partition("::")
+    if file in SLOW and re.search(SLOW[file][0], name):
+        return True
+    return file.startswith("plugins/") and file.split("/")[2] not in CHECKED and CONTRACTS.match(name) is not None
+
+
+def slow_files(root: Path) -> list[str]:
+    """Files that may have slow tests: those of the table, and those with the contract of a plugin."""
+    suites = [path for path in root.glob("plugins/*/*/tests/test_*.py") if "_contract(" in path.read_text(encoding="utf-8")]
+    return sorted({*SLOW, *(path.relative_to(root).as_posix() for path in suites)})
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
     for item in items:
-        file, _, name = item.nodeid.partition("::")
-        if file in SLOW and re.search(SLOW[file][0], name):
+        if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)

@@ -82,9 +82,10 @@ class EventLoop:
 
     def __enter__(self) -> EventLoop:
         if threading.current_thread() is threading.main_thread():
-            hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup ignores it
-            for number in (signal.SIGINT, signal.SIGTERM, *hangup):
-                self._handlers[number] = signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # nohup ignores SIGHUP, and a script that starts a command with & ignores SIGINT: both on purpose.
+                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:

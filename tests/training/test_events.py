@@ -74,6 +74,23 @@ def test_a_closed_terminal_may_say_so_twice(events):
         signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("debug", [False, True], ids=["thread", "debug"])
+def test_signals_that_are_ignored_at_the_start_stay_ignored_but_sigterm(debug):
+    """As in a command that a script starts with ``&``, or with ``nohup``."""
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        with event_loop(debug) as loop:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+            assert not loop.stop_requested
+            signal.raise_signal(signal.SIGTERM)
+            assert loop.stop_requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_before_the_loop_sigterm_is_an_interrupt():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), ended_by_sigterm():

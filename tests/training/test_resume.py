@@ -144,6 +144,24 @@ def test_an_interrupt_leaves_a_checkpoint_and_a_clean_exit(rlhf, rlhf_process, f
     assert curve(run_dir) == curve(uninterrupted)
 
 
+def test_a_run_in_the_background_ignores_ctrl_c_and_ends_with_a_checkpoint_when_it_is_terminated(rlhf_process, flags, tmp_path):
+    """A script starts a command with ``&`` so that Ctrl-C does not reach it."""
+    run_dir = tmp_path / "run"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit that
+    try:
+        process = rlhf_process.start(*flags, "--train.steps", "400", "--run-dir", run_dir)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_for(lambda: rows_written(run_dir) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    known = rows_written(run_dir)
+    wait_for(lambda: rows_written(run_dir) >= known + 2, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert list((run_dir / "checkpoints").glob("step-*"))
+
+
 def test_a_finished_run_says_how_to_go_on(rlhf, uninterrupted):
     before = (uninterrupted / "metrics.jsonl").read_text()
     done = rlhf.run("train", "--resume", uninterrupted, code=2)

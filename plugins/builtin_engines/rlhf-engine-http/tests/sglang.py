@@ -19,6 +19,7 @@ def free_port():
 
 class Sglang:
     """``faults`` are taken one by one by requests to ``/generate``: each gets the answer, and returns what is sent instead.
+    ``seen`` has the requests' seeds; none is answered while ``answers`` is not set.
 
     Args:
         raw: log-probabilities before temperature, as with ``SGLANG_RETURN_ORIGINAL_LOGPROB``.
@@ -30,6 +31,8 @@ class Sglang:
         self.facts = {"dtype": "float32", "context_length": 512, "quantization": None, "kv_cache_dtype": "auto", **dict(facts)}
         self.url = f"http://127.0.0.1:{self.port}"
         self.faults, self.paths, self.loaded = [], [], []
+        self.seen, self.answers = [], threading.Event()
+        self.answers.set()
         self.broken_loads = self.wrong_loads = 0
         self.runner = None
         self.up = self.hangs = False
@@ -104,6 +107,9 @@ class Sglang:
 
     async def _generate(self, request):
         body = await request.json()
+        self.seen.append(body["sampling_params"].get("sampling_seed"))
+        while not self.answers.is_set():
+            await asyncio.sleep(0.01)
         answer = await self._sample(body)
         if self.faults and not body["top_logprobs_num"]:
             answer = self.faults.pop(0)(answer)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from rlhf_engine_http import fleet
+from rlhf_engine_http.dialects import seed_of
 
 import rlhf_host
 from rlhf_host import RunError, Sampling, UserError
@@ -235,15 +236,23 @@ def test_a_request_that_cannot_be_served_is_refused(rig, server):
 
 def test_a_group_stays_on_its_server(tiny, rig):
     with Sglang(tiny) as one, Sglang(tiny) as other:
-        engine = rig(one, other, at_once=2)
-        one.paths.clear(), other.paths.clear()
+        engine = rig(one, other)
+        one.seen.clear(), other.seen.clear()
+        keys = [(7, group, sample, 0) for group in range(4) for sample in range(4)]
 
         async def ask():
-            keys = [(7, group, sample, 0) for group in range(4) for sample in range(4)]
-            await asyncio.gather(*(engine.engine.generate([5, 6, 7], PLAIN, key) for key in keys))
+            one.answers.clear(), other.answers.clear()
+            asked = [asyncio.ensure_future(engine.engine.generate([5, 6, 7], PLAIN, key)) for key in keys]
+            while len(one.seen) + len(other.seen) < len(keys):
+                await asyncio.sleep(0.01)
+            one.answers.set(), other.answers.set()
+            await asyncio.gather(*asked)
 
         engine.loop.run_until_complete(ask())
-        assert one.paths.count("/generate") == other.paths.count("/generate") == 8
+        for group in range(4):
+            seeds = {seed_of(key, 31) for key in keys if key[1] == group}
+            assert seeds <= set(one.seen) or seeds <= set(other.seen)
+        assert len(one.seen) == len(other.seen) == 8
 
 
 def test_a_run_trains_from_a_server_that_is_killed_and_comes_back(tiny, server, learner, tmp_path, quick):
