@@ -27,6 +27,7 @@ SLOW = {
     "tests/runtimes/test_turns.py": ("", "two vLLM engines that sleep beside their workers"),
     "tests/runtimes/test_ray_leftovers.py": ("", "what a killed controller leaves"),
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
+    "tests/packaging/test_template_built.py": ("", "the template in a wheel of a clone and in one of an sdist"),
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),
     "tests/packaging/test_constraints.py": (
         "fit_together|are_noticed",
@@ -116,7 +117,7 @@ SLOW = {
     ),
     "tests/test_garbage.py": ("notebook_is_not", "a whole run, for what is frozen in it"),
     "tests/packaging/test_wheels.py": (
-        "command_line_works|listed_as_ok|first_commands",
+        "",
         "all packages built and installed from wheels",
     ),
     "tests/training/test_async_failures.py": (

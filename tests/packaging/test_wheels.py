@@ -157,7 +157,7 @@ def test_the_recipes_and_their_data_travel_with_the_host(wheels):
 
 
 def test_the_template_of_plugins_travels_with_its_package(wheels):
-    template = ROOT / "plugins/builtin_commands/rlhf-authoring/plugin_template"
+    template = ROOT / "plugin_template"
     wanted = {path.relative_to(template).as_posix() for path in template.rglob("*") if path.is_file()}
     with zipfile.ZipFile(wheels["rlhf-authoring"]) as archive:
         prefix = "rlhf_authoring/_plugin_template/"

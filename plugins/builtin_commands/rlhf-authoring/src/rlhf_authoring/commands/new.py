@@ -149,9 +149,9 @@ def write_project(kind: str, name: str, output: Path, texts: dict[str, str]) -> 
 
 
 def template_folder() -> Path:
-    """The template: inside the installed package, or beside its sources. Raises ``UserError`` where it is neither."""
+    """The template: inside the installed package, or at the top of the clone. Raises ``UserError`` where it is neither."""
     package = Path(rlhf_authoring.__file__).parent
-    for folder in (package / "_plugin_template", package.parents[1] / "plugin_template"):
+    for folder in (package / "_plugin_template", *(clone / "plugin_template" for clone in package.parents[4:5])):
         if (folder / "cookiecutter.json").is_file():
             return folder
     raise UserError("this installation of rlhf-authoring has no plugin template: reinstall rlhf-authoring")
