@@ -222,7 +222,7 @@ def train(
     if resume is not None:
         if not isinstance(resume, str | Path):
             raise UserError(f"resume is a run directory, not {type(resume).__name__}")
-        if config is not None or run_dir is not None or "preset" in settings:
+        if config is not None or run_dir is not None:
             raise UserError("resume uses the run's own directory and settings: leave config and run_dir out")
         config = require_run(Path(resume))
     directory = None if resume is None else require_run(Path(resume)).parent
@@ -290,7 +290,7 @@ def evaluate(
         {judges: rewards, "agent": agent, "model": model, "eval.data": data}, settings, _asked, {**SHORT, "n": "eval.n"}
     )
     if checkpoint is not None:
-        if config is not None or "preset" in settings or model is not None:
+        if config is not None or model is not None:
             raise UserError("checkpoint uses the run's own model and settings: leave model and config out")
         config = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     with configured(asked, "evaluate", config, None if checkpoint is None else str(checkpoint)) as (run, manager):

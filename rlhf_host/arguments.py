@@ -13,7 +13,6 @@ from typing import Any
 
 from rlhf_host.cli.eval import with_defaults
 from rlhf_host.config.load import read_config
-from rlhf_host.config.named import of_old
 from rlhf_host.config.resolve import Resolved, Use, resolve
 from rlhf_host.config.resumed import require_plugins
 from rlhf_host.config.schema import DataConfig, RunConfig
@@ -107,11 +106,9 @@ class Arguments:
         self.objects: dict[tuple[str, str], Any] = dict(known.objects) if known else {}
         self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
         self.new: set[tuple[str, str]] = set()
-        self.preset: str | Sequence[str] = settings.get("preset", ())
-        """What an earlier version called ``config``."""
         tree: dict[str, Any] = {}
         for path, value in [*((path, value) for path, value in named.items() if value is not None), *settings.items()]:
-            if path == "preset" or (value is None and Names().place(path)[1]):
+            if value is None and Names().place(path)[1]:
                 continue
             _refuse_near_miss(path)
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
@@ -178,13 +175,9 @@ def configured(
     resume: Path | None = None,
 ) -> Iterator[tuple[Resolved, PluginManager]]:
     """Returns the configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
-    old = [asked.preset] if isinstance(asked.preset, str) else asked.preset
-    configs: list[str | Path] = [of_old("preset", name) for name in old]
-    configs += [] if config is None else [config] if isinstance(config, str | Path) else config
+    configs: list[Any] = [] if config is None else [config] if isinstance(config, str | Path) else list(config)
     if wrong := [each for each in configs if not isinstance(each, str | Path)]:
         raise UserError(f"config names files and presets, and has {type(wrong[0]).__name__}: give settings as arguments")
-    if old:
-        print(f"preset is written config now: config={list(map(str, configs))}", file=sys.stderr)
     loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
     for notice in loaded.notices:
         print(in_arguments(notice), file=sys.stderr)

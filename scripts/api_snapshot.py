@@ -2,20 +2,16 @@
 
     python scripts/api_snapshot.py            # writes tests/api/snapshot.json
 
-``tests/api`` holds the snapshot against the code, and the code against ``tests/api/first_api.json``, what was promised first and
-is never written again: additions are free, anything else would break a plugin. Hooks and fields whose description begins with
-"Provisional" are in the snapshot, and promised to nobody. The rules are in ``docs/stability.md``.
+``tests/api`` holds the snapshot against the code, so that a change of the API is seen in its diff. The rules are in
+``docs/stability.md``.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +43,6 @@ MODULES = (
     *(episodes, generations, messages, endpoints, needs, tensors),
     *(common, engines, syncs, backends, runtimes, kernels, servers, step_models),
 )
-
-HOST_MADE = frozenset(
-    {
-        *("Batch", "Distribution", "TopK", "Experience", "Outputs", "RunContext", "ScoreContext", "SyncTarget", "Outcome"),
-        *(
-            "Episode",
-            "Group",
-            "EngineStart",
-            "BackendStart",
-            "RuntimeStart",
-            "WeightSyncStart",
-            "PolicyLogprobs",
-            "Use",
-            "SharedRows",
-        ),
-    }
-)
-"""Nouns that plugins only ever receive: their new fields may stand anywhere. All others are made by plugins, by position too."""
 
 
 def describe() -> dict[str, Any]:
@@ -104,48 +82,11 @@ def hook_names() -> list[str]:
     return list(hookspecs.RULES)
 
 
-def promised(api: Mapping[str, Any]) -> dict[str, Any]:
-    """The API without what is provisional, and without what contract suites alone may import."""
-    kept = json.loads(json.dumps(api))
-    kept["names"].pop("rlhf_host.internals", None)
-    for name in _provisional():
-        owner, _, field = name.partition(".")
-        if field:
-            for noun, cls in nouns().items():
-                if noun in kept["nouns"] and owner in (base.__name__ for base in cls.__mro__):
-                    kept["nouns"][noun]["fields"].pop(field, None)
-        else:
-            kept["hooks"].pop(name, None)
-    return kept
-
-
-def _provisional() -> Iterator[str]:
-    """``HOOK`` and ``CLASS.FIELD``."""
-    yield from (name for name in hook_names() if "Provisional:" in (inspect.getdoc(getattr(hookspecs, name)) or ""))
-    for module in MODULES:
-        for node in ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8")).body:
-            body = node.body if isinstance(node, ast.ClassDef) else []
-            for item, after in itertools.pairwise(body):
-                text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-                if isinstance(item, ast.AnnAssign) and str(text).startswith("Provisional:"):
-                    yield f"{node.name}.{ast.unparse(item.target)}"  # type: ignore[attr-defined]
-
-
 def signature(hook: str) -> str:
     """As documentation shows it: ``score(trajectories: Sequence[Trajectory], context: ScoreContext) -> ...``."""
     described = _hook(hook)
     arguments = ", ".join(f"{name}: {kind}" for name, kind in described["arguments"].items())
     return f"{hook}({arguments}) -> {described['returns']}"
-
-
-def broken_promises(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What ``now`` lacks, has in another order, or demands anew, of what plugins written for ``first`` rely on."""
-    now = promised(now)
-    return [
-        *_broken_hooks(first["hooks"], now["hooks"]),
-        *_broken_nouns(first["nouns"], now["nouns"]),
-        *_broken_names(first, now),
-    ]
 
 
 # --- describing ---------------------------------------------------------------------------------
@@ -218,71 +159,6 @@ def _parameters(function: Any) -> list[str]:
             described.append("*")
         described.append(text)
     return [*described, f"-> {found.return_annotation}"]
-
-
-# --- comparing ----------------------------------------------------------------------------------
-
-
-def _broken_hooks(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name, was in first.items():
-        if name not in now:
-            yield f"the hook {name} is gone"
-            continue
-        yield from _kept_in_order(f"argument of {name}", list(was["arguments"]), list(now[name]["arguments"]))
-        for rule in ("calls", "where", "per"):
-            if was[rule] != now[name][rule]:
-                yield f"{name} had the rule {rule}={was[rule]!r}, and now has {now[name][rule]!r}"
-
-
-def _broken_nouns(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name, was in first.items():
-        if name not in now:
-            yield f"{name} is gone"
-            continue
-        old, new = was["fields"], now[name]["fields"]
-        yield from _kept_in_order(f"field of {name}", list(old), list(new))
-        yield from (f"{name}.{member} is gone" for member in was["members"] if member not in now[name]["members"])
-        lost = [
-            field for field, about in old.items() if "default" in about and "default" not in new.get(field, {"default": ""})
-        ]
-        yield from (f"{name}.{field} had a default and has none" for field in lost)
-        if name in HOST_MADE:
-            continue
-        added = [field for field in new if field not in old]
-        yield from (f"{name}.{field} is new and has no default" for field in added if _demanded(name, new[field], now))
-        if [field for field in new if field in old] != list(new)[: len(old)] and not set(old) - set(new):
-            yield f"{name} has a new field before an old one: plugins make it by position, so new ones go last"
-
-
-def _demanded(name: str, field: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    # What a protocol gains is the host's to provide.
-    return "default" not in field and not getattr(nouns().get(name), "_is_protocol", False)
-
-
-def _broken_names(first: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for module, names in first["names"].items():
-        yield from (f"{module}.{name} is gone" for name in names if name not in now["names"].get(module, ()))
-    for name, was in first["functions"].items():
-        new = now["functions"].get(name)
-        if new is None:
-            continue
-        before, after = ([_name_of(argument) for argument in arguments[:-1]] for arguments in (was, new))
-        yield from _kept_in_order(f"argument of functional.{name}", before, after)
-        extra = [a for a in new[:-1] if _name_of(a) not in before and "=" not in a and not a.startswith("*")]
-        yield from (f"functional.{name} demands the new argument {_name_of(argument)!r}" for argument in extra)
-    yield from (f"the entry-point group {group} is gone" for group in first["entry_points"] if group not in now["entry_points"])
-
-
-def _name_of(argument: str) -> str:
-    return argument.partition(":")[0].partition("=")[0].strip()
-
-
-def _kept_in_order(what: str, old: Sequence[str], new: Sequence[str]) -> Iterator[str]:
-    missing = [name for name in old if name not in new]
-    yield from (f"the {what} {name!r} is gone" for name in missing)
-    if not missing and [name for name in new if name in old] != list(old):
-        kind, _, owner = what.partition(" of ")
-        yield f"the {kind}s of {owner} stand in another order: {', '.join(old)} became {', '.join(new)}"
 
 
 def main() -> None:

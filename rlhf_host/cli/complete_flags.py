@@ -19,7 +19,6 @@ from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import SWITCHES, Flag, parse, take
 from rlhf_host.config.load import assemble
-from rlhf_host.config.named import OLD
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.recipes import recipes
 from rlhf_host.config.tree import NAMED, SHORT, Names
@@ -77,7 +76,7 @@ def complete(
 def _tree(argv: Sequence[str], control: Sequence[str]) -> Located:
     """Returns what the line so far chooses; completion does not report mistakes in it."""
     with contextlib.suppress(Exception):
-        own, flags = take([flag for flag in parse(argv) if flag.value is not None], (*control, *OLD))
+        own, flags = take([flag for flag in parse(argv) if flag.value is not None], control)
         line = CommandLine(control, own, flags, None)
         return assemble(line.configs, flags, Problems())
     return Located({}, "")
@@ -112,7 +111,7 @@ def _dashed(name: str) -> str:
 
 def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
     kind = kind_of(flag)
-    settings = flag in ("config", *OLD)
+    settings = flag == "config"
     if kind or settings or flag == "disable":
         names = [*named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))]
         names += WORDS if kind == "kernels" else [name for name in recipes() if name not in names] if settings else ()

@@ -17,7 +17,6 @@ from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import Flag, parse, take
 from rlhf_host.config.load import LoadedConfig, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
-from rlhf_host.config.named import OLD, of_old
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.schema import SyncChoice, defaults
 from rlhf_host.config.tree import MANY, NAMED, ROLES, SHORT, SINGLE, Names, annotation_at, is_choice, lora_path, role_flag
@@ -82,14 +81,13 @@ class CommandLine:
 
     @property
     def configs(self) -> list[str]:
-        """Names behind ``--config``; before them those of earlier flags."""
-        old = [of_old(flag, name) for flag in OLD for name in self.own.get(flag, []) if name]
-        return [*old, *(name for name in self.own.get("config", []) if name)]
+        """Names behind ``--config``."""
+        return [name for name in self.own.get("config", []) if name]
 
     @property
     def chosen_settings(self) -> list[str]:
         """Flags of this line that choose settings."""
-        return [f"--{name}" for name in ("config", *OLD) if name in self.own]
+        return ["--config"] if "config" in self.own else []
 
     def refuse_settings(self, why: str) -> None:
         """Raises ``UserError`` where the line chooses settings or a model, and others count."""
@@ -100,9 +98,6 @@ class CommandLine:
 
     def read(self, config: Path | Located | None = None, *, quickstart: bool = True) -> LoadedConfig:
         """The configuration, of ``config`` if not of ``configs``; notices are printed."""
-        if old := [f"--{flag}" for flag in OLD if flag in self.own]:
-            now = " ".join(f"--config {name}" for name in self.configs)
-            click.echo(f"{' and '.join(old)} {'is' if len(old) == 1 else 'are'} written --config now: {now}", err=True)
         loaded = read_config(self.configs if config is None else config, self.flags, self.names, quickstart=quickstart)
         for notice in loaded.notices:
             click.echo(notice, err=True)
@@ -148,7 +143,7 @@ class SettingsCommand(click.Command):
             ctx.params["argv"] = words
             return []
         file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
-        own, flags = take(parse(words, self.short), (*self.control, *OLD))
+        own, flags = take(parse(words, self.short), self.control)
         leave_out(ctx, own.get("disable", ()))
         line = CommandLine(self.control, own, flags, file)
         if "help" in own:

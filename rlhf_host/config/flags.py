@@ -39,7 +39,7 @@ from rlhf_host.plugins.selection import split_names
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
 
-REPEATED = ("config", "preset", "environment", "disable")
+REPEATED = ("config", "disable")
 """Control flags that may be given several times."""
 
 

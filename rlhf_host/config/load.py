@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from rlhf_host.config.flag_names import of_last_part, of_plugin
 from rlhf_host.config.flags import Flag, from_flags, parse
 from rlhf_host.config.merge import DEFAULT, layer, merge
-from rlhf_host.config.named import OLD, settings_of
+from rlhf_host.config.named import settings_of
 from rlhf_host.config.problems import Origins, Path, Problems
 from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, annotation_at, fields_of, section_model
@@ -128,8 +128,7 @@ def _add_misfits(problems: Problems, error: ValidationError, control: Collection
         problem = f"{path[-1]} is required" if item["type"] == "missing" else sentence(item)
         if item["type"] == "extra_forbidden":
             key, dotted = str(path[-1]), ".".join(map(str, path))
-            flag = "config" if key in OLD else key
-            hint = f"; it is a flag alone: --{flag}" if dotted in (*control, *OLD) else of_flag(dotted) or of_last_part(key)
+            hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted) or of_last_part(key)
             hint = hint or ("" if path[:-1] else of_plugin(key.replace("_", "-")))
             problem = f"no such key{hint or near_matches(key, _known(path[:-1])) or of_section(dotted)}"
         problems.add(path, problem)

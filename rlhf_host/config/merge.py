@@ -23,9 +23,7 @@ def layer(tree: Located, names: Names, problems: Problems) -> Located:
     # What is chosen by name comes before the shorthands, which add to it.
     for key, value in sorted(settings_of.items(), key=lambda item: places[item[0]][1] is not None):
         path, plugin = places[key]
-        if key == "extensions":
-            problems.add(value.where, "'extensions' is now written 'with'")
-        elif plugin is not None and not isinstance(value.value, dict | None):
+        if plugin is not None and not isinstance(value.value, dict | None):
             problems.add(value.where, f"should be a mapping of the options of {plugin!r}, not {plain(value)!r}")
         elif plugin is not None or not is_empty(value, path):
             settings = canonical(value, path, problems)

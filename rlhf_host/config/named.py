@@ -12,9 +12,8 @@ from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover, preset_file
 from rlhf_host.plugins.selection import find
 
-OLD = {"environment": "preset", "preset": "preset", "recipe": "recipe"}
-"""Flags of earlier versions → the kind that they named. The settings of the first are overridden by those of the next."""
-
+SORTS = {"environment": "preset", "preset": "preset", "recipe": "recipe"}
+"""Word before a colon → the kind of what is named. An environment in a package is a preset."""
 
 ENDINGS = (".yaml", ".yml", ".py")
 
@@ -51,8 +50,8 @@ def meant(text: str) -> tuple[str, str]:
         UserError: nothing is called so, or several are.
     """
     kind, colon, name = text.partition(":")
-    if colon and kind in OLD:
-        return OLD[kind], name
+    if colon and kind in SORTS:
+        return SORTS[kind], name
     if "/" in text or text.endswith(ENDINGS):
         return "file", text
     presets = [info for info in discover(disabled=True) if info.kind == "preset"]
@@ -83,14 +82,3 @@ def _other_sort(kind: str, name: str) -> str:
     )
     file = next(files, None)
     return f"{file} is a file: --config {file}" if file is not None else ""
-
-
-def of_old(flag: str, text: str) -> str:
-    """Returns what to write behind ``--config`` for the value of an earlier flag."""
-    if text.endswith(ENDINGS):
-        return text
-    try:
-        same = meant(text)[0] == OLD[flag]
-    except UserError:
-        same = False
-    return text if same else f"{flag}:{text}"

@@ -214,10 +214,6 @@ def _choice(tree: Located, problems: Problems) -> dict[str, Located]:
     if not isinstance(tree.value, dict | None):
         shown = plain(tree)
         problems.add(tree.where, f"should be a plugin's name, or a mapping with 'name' and its options, not {shown!r}")
-    elif tree.value and "plugin" in tree.value and "name" not in tree.value:
-        old, name = tree.value["plugin"], plain(tree.value["plugin"])
-        problems.add(old.where, f"'{{plugin: {name}, options: ...}}' is now written '{{name: {name}, OPTION: VALUE}}'")
-        return {"name": old}
     return snake_case(tree.value, problems) if isinstance(tree.value, dict) else {}
 
 

@@ -19,7 +19,6 @@ from typing import Literal, TypeAlias
 from importlib_metadata import Distribution, EntryPoint, distributions
 
 from rlhf_host import __version__
-from rlhf_host.plugins.moved import BEFORE, PAGE
 
 HOST = "rlhf-host"
 
@@ -261,9 +260,7 @@ def _api(name: str, version: str, metadata: Message) -> tuple[str, str]:
     fits = all(bound.contains(__version__, prereleases=True) for bound in ranges)
     if fits:
         return stated, ""
-    earlier = all(bound.contains(BEFORE) for bound in ranges)
-    hint = f"; {PAGE}" if earlier else ""
-    return stated, f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}{hint}"
+    return stated, f"{name} {version} is for {HOST} {stated}, and this is {HOST} {__version__}"
 
 
 def _about_host(line: str) -> bool:

@@ -17,14 +17,6 @@ from rlhf_host.plugins.discovery import unchosen
 
 log = logging.getLogger(__name__)
 
-GONE = {
-    "pipeline.switch_tokens": (
-        "it is gone: with pipeline.schedule fixed all answers are over before weights change. Leave it out; in the config.yaml of"
-        " an earlier run, set it to null"
-    )
-}
-"""Settings of earlier versions → what to do."""
-
 
 @dataclass(frozen=True, slots=True)
 class UnknownName:
@@ -45,8 +37,6 @@ def of_flag(name: str, value: object = None, fits: Callable[[str], bool] = bool)
     """Returns a hint for a flag or a key, ``; ...``, or nothing; ``fits`` as in ``UnknownName``."""
     name = name.lstrip("-+")
     key = name.replace("-", "_")
-    if key in GONE:
-        return f"; {GONE[key]}"
     return _of_packages(UnknownName("flag", name, value, fits)) or habits.of(key, habits.FLAGS, value)
 
 

@@ -11,7 +11,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from rlhf_host.errors import PluginError, UserError, a, in_one_line
 from rlhf_host.plugins.discovery import HOST, PluginInfo, normalised
-from rlhf_host.plugins.moved import moved
 from rlhf_host.plugins.python_objects import has_hooks
 from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits, Traits, WeightSyncTraits
 
@@ -31,8 +30,7 @@ def traits_of(info: PluginInfo, plugin: Any) -> Any:
     try:
         traits = plugin.traits
     except AttributeError as error:
-        hint = moved("hook", "sync_weights") if hasattr(plugin, "sync_weights") else f": see rlhf_host.protocols ({error})"
-        raise PluginError(f"{info} has no traits{hint}") from error
+        raise PluginError(f"{info} has no traits: see rlhf_host.protocols ({error})") from error
     except Exception as error:
         raise PluginError(f"{info}: reading its traits failed: {in_one_line(error)}") from error
     if not isinstance(traits, TRAITS.get(info.kind, Traits)):

@@ -25,7 +25,6 @@ from rlhf_host.errors import PluginError, RunError, UserError, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.answers import changed, other_answer, versions
 from rlhf_host.plugins.discovery import PluginInfo, discover
-from rlhf_host.plugins.moved import moved, moved_field
 from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
@@ -254,8 +253,7 @@ class PluginManager:
             if hook not in RULES:
                 if marks.get("optionalhook"):
                     continue
-                hint = moved("hook", hook) or near_matches(hook, RULES)
-                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{hint}")
+                raise PluginError(f"{loaded} implements {hook!r}, which is not a hook{near_matches(hook, RULES)}")
             part = wrappers if marks.get("wrapper") or marks.get("hookwrapper") else own
             if part is own and hook in own.functions:
                 raise PluginError(f"{loaded} implements {hook} twice, as {own.functions[hook].__name__} and as {attribute}")
@@ -303,8 +301,7 @@ class PluginManager:
         cause = " ".join(str(error).split())
         if isinstance(error, UserError):
             raise PluginError(f"{culprit}: {cause}") from error
-        hint = moved_field(error) or unasked(error)
-        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}{hint}"
+        message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}{unasked(error)}"
         raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
 
     def _culprit(self, error: BaseException, key: str, hook: str) -> str:
@@ -327,7 +324,7 @@ def _foreign_argument(part: _Part) -> str:
         spec = list(inspect.signature(getattr(hookspecs, hook)).parameters)
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in {*spec, "self"} and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
-                near = moved(hook, name) or f"{near_matches(name, spec)} (it has {', '.join(spec) or 'none'})"
+                near = f"{near_matches(name, spec)} (it has {', '.join(spec) or 'none'})"
                 return f"{function.__name__}() takes {name!r}, which is no argument of {hook}{near}"
     return ""
 

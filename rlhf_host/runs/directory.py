@@ -62,7 +62,7 @@ class RunDirectory:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """``run.json``: when and how the run began and ended, and its packages. Empty for runs of older versions."""
+        """``run.json``: when and how the run began and ended, and its packages. Empty where the file is damaged or missing."""
         return about_run(self.path)
 
     @property

@@ -84,7 +84,7 @@ class Ledger:
         except (ValueError, TypeError, KeyError):
             whole = False
         if not whole or (self.first, self.passed) != wanted:
-            log.warning("%s does not have every draw up to step %d: it was changed, or is of an older version", self.path, step)
+            log.warning("%s does not have every draw up to step %d: it was changed", self.path, step)
         self.first, self.passed = wanted
         write_file(self.path, b"".join(kept))
 

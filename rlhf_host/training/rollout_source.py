@@ -84,8 +84,7 @@ class RolloutSource:
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         """Restores the position. Uses finished groups as they are, unless the settings would now produce others."""
-        known = state.get("made_by", self._made_by)
-        changed = [name for name, value in self._made_by.items() if known.get(name) != value]
+        changed = [name for name, value in self._made_by.items() if state["made_by"].get(name) != value]
         if finished and (changed or self.pipeline is None):
             why = f"{' and '.join(changed)} changed" if changed else "async_depth is 0, and they are of older weights"
             log.warning("%d finished groups of the checkpoint are sampled again: %s", len(finished), why)

@@ -127,7 +127,7 @@ async def ask(target: SyncTarget, function: str, **arguments: Any) -> list[Any]:
     if not isinstance(results, list) or not results:
         raise PluginError(
             f"engine {target.name}: run returned {a(type(results).__name__)}, not a list with one result for each process that"
-            " holds weights; an engine of one process returns [result] (docs/from-0.9.md)"
+            " holds weights; an engine of one process returns [result]"
         )
     return results
 

@@ -62,19 +62,15 @@ def test_an_environment_in_a_package_goes_by_its_name(site):
     assert yaml.safe_load(done.stdout)["reward"]["right"]["path"].endswith("game_package/game.py")
 
 
-def test_the_earlier_words_give_the_same_settings_and_say_what_to_write(train, tmp_path):
+def test_a_later_file_overrides_an_earlier_one(train, tmp_path):
     shutil.copy(template_folder() / "environment.py", tmp_path / "game.py")
     (tmp_path / "run.yaml").write_text("rollout: {temperature: 0.5}\n")
-    now = train("--config", "game.py", "--config", "grpo", "--config", "run.yaml", "--print-config")
-    old = train("--config", "run.yaml", "--preset", "grpo", "--environment", "game.py", "--print-config")
-    assert (now.exit_code, now.stderr, old.stdout) == (0, "", now.stdout)
-    line = "--environment and --preset are written --config now: --config game.py --config grpo --config run.yaml\n"
-    assert old.stderr == line
-    recipe = train("--recipe", "gsm8k_rloo", "--print-config")
-    assert recipe.stderr == "--recipe is written --config now: --config gsm8k_rloo\n"
-    assert recipe.stdout == train("--config", "gsm8k_rloo", "--print-config").stdout
-    for flag in ("--preset", "--recipe", "--environment", "--config"):
-        assert f"leave {flag} out" in train("--resume", "run", flag, "x").output
+    (tmp_path / "later.yaml").write_text("rollout: {temperature: 0.7}\n")
+    files = [word for name in ("game.py", "grpo", "run.yaml", "later.yaml") for word in ("--config", name)]
+    done = train(*files, "--print-config")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert yaml.safe_load(done.stdout)["rollout"]["temperature"] == 0.7
+    assert "leave --config out" in train("--resume", "run", "--config", "x").output
 
 
 @pytest.mark.parametrize(

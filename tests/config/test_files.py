@@ -184,15 +184,6 @@ def test_a_file_that_cannot_be_read():
             load_config(name)
 
 
-def test_a_setting_that_is_gone_is_refused_where_it_was_set_and_passed_over_where_it_was_not():
-    """``config.yaml`` of earlier runs has every key."""
-    assert refusal("pipeline:\n  schedule: fixed\n  switch_tokens: 7\n") == [
-        "run.yaml:3: pipeline.switch_tokens: no such key; it is gone: with pipeline.schedule fixed all answers are over before"
-        " weights change. Leave it out; in the config.yaml of an earlier run, set it to null"
-    ]
-    assert load_config(write("pipeline: {schedule: fixed, switch_tokens: null}")).pipeline.schedule == "fixed"
-
-
 def test_a_name_that_several_things_have_is_refused_with_what_to_write():
     Path("paper").write_text("rollout: {n: 3}\n")
     with pytest.raises(

@@ -111,31 +111,6 @@ def test_what_is_written_reads_back():
     assert plain(read_yaml("out.yaml")) == values
 
 
-# --- files of earlier versions ------------------------------------------------------------------
-
-OLD = """
-algo:
-  plugin: toy
-  options: {clip_eps: 0.3}
-reward:
-  length: {plugin: length, weight: 1.0, options: {timeout_s: 5.0}}
-extensions:
-  sift: {plugin: sift, options: {}}
-kl: {coef: 0.0}
-"""
-
-
-def test_old_spellings_name_the_new_ones():
-    Path("config.yaml").write_text(OLD)
-    with pytest.raises(UserError) as error:
-        load_config("config.yaml")
-    assert str(error.value).splitlines() == [
-        "config.yaml:3: algo.plugin: '{plugin: toy, options: ...}' is now written '{name: toy, OPTION: VALUE}'",
-        "config.yaml:6: reward.length.plugin: '{plugin: length, options: ...}' is now written '{name: length, OPTION: VALUE}'",
-        "config.yaml:7: extensions: 'extensions' is now written 'with'",
-    ]
-
-
 def test_options_apart_from_the_name_are_refused(rlhf):
     Path("run.yaml").write_text(
         "algo: {name: toy, options: {clip_eps: 0.3}}\nreward: length\ndata: [{path: sums, options: {largest: 4}}]\n"

@@ -23,7 +23,7 @@ from .conftest import DOCS, ROOT, blocks
 
 ORACLES = ROOT / ".oracles"
 WITHOUT = ("Not needed here", "Not here yet")
-CONTROL = {"resume", "config", "preset"}
+CONTROL = {"resume", "config"}
 CHOSEN_BY = {"agents": "agent", "reward": "reward", "with": "extension", "tracker": "tracker"}
 
 

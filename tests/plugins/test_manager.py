@@ -265,31 +265,6 @@ def test_an_argument_the_hook_does_not_have_is_named(argument, hint):
         manager(reward_a=plugin())
 
 
-def test_what_the_contract_had_before_says_what_to_write_instead():
-    class Old:
-        @hookimpl
-        def importance_weights(self, logprobs, sampler_logprobs, mask): ...
-
-    class OldSync:
-        @hookimpl
-        def sync_weights(self, source, version): ...
-
-    class OldNeeds:
-        @hookimpl
-        def needs(self):
-            return Needs(unit_rows=True)
-
-    page = "(the page 'From 0.9 to 0.10' has examples)"
-    moved = f"which is no argument of importance_weights; it is logprobs.sampler now {page}"
-    with refuses(f"algo:a (dist-a 1.0): importance_weights() takes 'sampler_logprobs', {moved}"):
-        manager(algo_a=Old())
-    moved = f"; a weight sync is an object with connect, send and close now (rlhf_host.protocols.WeightSync) {page}"
-    with refuses(f"extension:a (dist-a 1.0) implements 'sync_weights', which is not a hook{moved}"):
-        manager(extension_a=OldSync())
-    with pytest.raises(RunError, match=re.escape(f"keyword argument 'unit_rows'; it is a field of AlgoNeeds now {page}")):
-        manager(algo_a=OldNeeds()).one("needs")
-
-
 def test_plugins_that_join_later_are_called_after_the_others_and_alone():
     class Adds:
         def __init__(self, value):

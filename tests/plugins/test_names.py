@@ -39,7 +39,7 @@ OWN = ("backends", "engines", "extensions", "runtimes", "trackers", "weight_sync
 DEFAULTS = ("protocols/runtimes.py",)
 """The host's own plugins as defaults of a run, beside ``defaults.yaml``."""
 
-FLAGS = "|".join(("preset", "data", *SINGLE, *MANY))
+FLAGS = "|".join(("config", "data", *SINGLE, *MANY))
 """What a plugin's name follows in a command line."""
 SECTIONS = {*fields_of(RunConfig), *SHORTHANDS}
 """What is before the dot of a flag, where it is no plugin."""
