@@ -26,12 +26,12 @@ from rlhf_plugin_ppo import Options as PPOOptions
 from rlhf_plugin_rloo import RLOO
 from rlhf_plugin_rloo import Options as RLOOOptions
 
+from rlhf_host.distributed.ray.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.functional import kl_estimate
 from rlhf_host.records.episodes import Group, Segment, Task, Trajectory
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.experience import make_experience
-from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.training.reduction import Denominators
 
 PROMPT = 200

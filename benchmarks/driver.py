@@ -116,12 +116,12 @@ def local(answers: Answers) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def on_ray(answers: Answers, count: int) -> Iterator[tuple[Any, Any]]:
     """Engines and ranks as the Ray runtime has them, but that what they would compute is there at once."""
+    from rlhf_host.distributed.ray.actors import EngineActor
+    from rlhf_host.distributed.ray.cluster import RayCluster
+    from rlhf_host.distributed.ray.engine_pool import EnginePool
+    from rlhf_host.distributed.ray.plugin import Ray
+    from rlhf_host.distributed.ray.worker_group import RemoteTrainer, WorkerGroup
     from rlhf_host.protocols import EngineTraits
-    from rlhf_host.runtimes.engine_pool import EnginePool
-    from rlhf_host.runtimes.ray import Ray
-    from rlhf_host.runtimes.ray_actors import EngineActor
-    from rlhf_host.runtimes.ray_cluster import RayCluster
-    from rlhf_host.runtimes.worker_group import RemoteTrainer, WorkerGroup
     from rlhf_host.training.reduction import Metrics
     from rlhf_host.training.worker import Update
 

@@ -111,8 +111,8 @@ def one_rank(given: argparse.Namespace, rank: int, size: int, port: int, directo
 
         plugin = FSDP(FSDP.Options())
     else:
-        from rlhf_host.backends.deepspeed import DeepSpeed
-        from rlhf_host.backends.deepspeed_setup import library
+        from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
+        from rlhf_host.distributed.deepspeed.setup import library
 
         library(torch.device("cpu"))
         plugin = DeepSpeed(DeepSpeed.Options(zero_stage=3))

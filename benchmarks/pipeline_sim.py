@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from rlhf_host.distributed.ray.dispatch import Dispatcher, Lane, Ticket
+from rlhf_host.distributed.ray.engine_pool import AHEAD
 from rlhf_host.rollouts.admission import Admission, InAdvance
 from rlhf_host.rollouts.overtaking import Overtaking
-from rlhf_host.runtimes.dispatch import Dispatcher, Lane, Ticket
-from rlhf_host.runtimes.engine_pool import AHEAD
 
 T = TypeVar("T")
 Row = dict[str, Any]

@@ -69,7 +69,7 @@ def spans_of(loader: Any) -> list[tuple[float, float]]:
 
 def watch_packing(spans: list[tuple[float, float]]) -> None:
     """Notes from when to when the trainer packs each bucket of a sync."""
-    from rlhf_host.weight_sync.buckets import BucketLayout
+    from rlhf_host.distributed.sync.buckets import BucketLayout
 
     pack = BucketLayout.pack
 
@@ -161,9 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
-    from rlhf_host.weight_sync.broadcast import Broadcast
-    from rlhf_host.weight_sync.checkpoint import Checkpoint
-    from rlhf_host.weight_sync.ipc import IPC
+    from rlhf_host.distributed.sync.plugin import IPC, Broadcast, Checkpoint
 
     torch.set_num_threads(1)
     model = make_weights(options.mb)

@@ -17,9 +17,9 @@ import time
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rlhf_host.distributed.vllm.engine import VLLMEngine
+from rlhf_host.distributed.vllm.plugin import Vllm
 from rlhf_host.engines.kernels import TriedKernels
-from rlhf_host.engines.vllm import Vllm
-from rlhf_host.engines.vllm_engine import VLLMEngine
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline

@@ -19,6 +19,7 @@ import rlhf_host
 from rlhf_host import backends as backend_parts
 from rlhf_host import (
     commands,
+    distributed,
     functional,
     hookspecs,
     installed,
@@ -29,7 +30,6 @@ from rlhf_host import (
     settings,
     testing,
     trackers,
-    weight_sync,
 )
 from rlhf_host import engines as engine_parts
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
@@ -56,6 +56,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
             "rlhf_host.backends": sorted(backend_parts.__all__),
             "rlhf_host.commands": sorted(commands.__all__),
+            "rlhf_host.distributed": sorted(distributed.__all__),
             "rlhf_host.engines": sorted(engine_parts.__all__),
             "rlhf_host.installed": sorted(installed.__all__),
             "rlhf_host.internals": sorted(internals.__all__),
@@ -66,7 +67,6 @@ def describe() -> dict[str, Any]:
             "rlhf_host.settings": sorted(settings.__all__),
             "rlhf_host.testing": sorted(testing.__all__),
             "rlhf_host.trackers": sorted(trackers.__all__),
-            "rlhf_host.weight_sync": sorted(weight_sync.__all__),
         },
         "functions": {
             name: _parameters(getattr(functional, name))

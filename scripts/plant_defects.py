@@ -42,6 +42,8 @@ NEAR = {
     "rlhf_host/backends": "tests/backends/test_steps.py",
     "rlhf_host/data/spans": "tests/data/test_spans.py",
     "rlhf_host/data/stream": "tests/data/test_stream.py",
+    "rlhf_host/distributed/deepspeed": "tests/backends/test_steps.py",
+    "rlhf_host/distributed/ray": "tests/distributed/ray/test_batch_shards.py",
     "rlhf_host/engines/embedded": "tests/engines/test_transformers_engine.py tests/engines/test_embedded_weights.py",
     "rlhf_host/engines/sampling": "tests/engines/test_sampling.py",
     "rlhf_host/extensions": "tests/extensions/test_kl.py",
@@ -59,7 +61,6 @@ NEAR = {
     "rlhf_host/rollouts/experience": (
         "tests/rollouts/test_experience.py tests/rollouts/test_collect.py tests/rollouts/test_broken_plugins.py"
     ),
-    "rlhf_host/runtimes": "tests/runtimes/test_batch_shards.py",
     "rlhf_host/training/beside": "tests/training/test_beside.py",
     "rlhf_host/training/following": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
     "rlhf_host/training": "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py",

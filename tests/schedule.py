@@ -22,11 +22,11 @@ DURATIONS = Path(__file__).with_name("durations.json")
 FAST, SLOW = 0, 1
 TOGETHER = {
     "Ray": (  # one cluster at a time
-        "tests/backends/test_ray_autotp.py",
-        "tests/runtimes/test_ray.py",
-        "tests/runtimes/test_ray_nodes.py",
-        "tests/runtimes/test_ray_run.py",
-        "tests/runtimes/test_whole_stack.py",
+        "tests/distributed/deepspeed/test_ray_autotp.py",
+        "tests/distributed/ray/test_ray.py",
+        "tests/distributed/ray/test_nodes.py",
+        "tests/distributed/ray/test_run.py",
+        "tests/distributed/ray/test_whole_stack.py",
         "tests/training/test_async.py",
         "tests/training/test_lora.py",  # vLLM's shared memory would be taken for what test_whole_stack leaves
     ),

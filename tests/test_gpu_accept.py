@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_host.weight_sync.process_group import GroupSender
-from rlhf_host.weight_sync.remote_sync import OtherEndGone
+from rlhf_host.distributed.sync.process_group import GroupSender
+from rlhf_host.distributed.sync.remote import OtherEndGone
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PARTS = [

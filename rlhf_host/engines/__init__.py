@@ -1,7 +1,7 @@
 """Engines, which generate tokens: the protocol, and the embedded engine on transformers.
 
-The names here are for packages with an engine: requests and their checks, tokens that end a completion, and the two ends of a
-weight sync. They are provisional. Importing this loads no torch.
+The names here are for packages with an engine: requests and their checks, tokens that end a completion, and loading of weights.
+They are provisional. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from rlhf_host.lazily import lazily
 if TYPE_CHECKING:
     from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
     from rlhf_host.engines.requests import Request, check_request, end_tokens
-    from rlhf_host.engines.vllm_startup import ends_of
-    from rlhf_host.engines.vllm_weights import check_complete, parameter_names
 
 _HOME = {
     "ModuleLoader": "loading",
     "Request": "requests",
     "call_by_path": "loading",
-    "check_complete": "vllm_weights",
     "check_request": "requests",
     "copy_weights": "loading",
     "end_tokens": "requests",
-    "ends_of": "vllm_startup",
-    "parameter_names": "vllm_weights",
 }
 """Name → its module in this package, imported when the name is first asked for."""
 
@@ -33,12 +28,9 @@ __all__ = [
     "ModuleLoader",
     "Request",
     "call_by_path",
-    "check_complete",
     "check_request",
     "copy_weights",
     "end_tokens",
-    "ends_of",
-    "parameter_names",
 ]
 
 __getattr__, __dir__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})

@@ -27,6 +27,6 @@ async def of_engines(runtime: Runtime) -> dict[str, float]:
     if isinstance(engine := runtime.engine, Measured):
         metrics |= {f"engine/{name}": value for name, value in reduced(await engine.metrics()).items()}
     if not all(target.in_place for target in runtime.targets):
-        [(size, seconds), *_] = await runtime.source.run("rlhf_host.weight_sync.buckets:take_sent")
+        [(size, seconds), *_] = await runtime.source.run("rlhf_host.distributed.sync.buckets:take_sent")
         metrics |= {"sync/gb": size / 1e9, "sync/gb_per_s": size / seconds / 1e9} if size else {}
     return metrics

@@ -14,9 +14,9 @@ from torch import nn
 from gpu_parts.engine_process import EngineProcess, Kind, compare, engines_of, targets_of
 from gpu_parts.machine import GB, Machine, finish, held_bytes, random_model
 from rlhf_host.backends.weights import in_buckets, named_weights
+from rlhf_host.distributed.sync.plugin import IPC
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Buckets
-from rlhf_host.weight_sync.ipc import IPC
 from rlhf_host.weight_sync.local_source import LocalSource
 
 DEADLY = 3

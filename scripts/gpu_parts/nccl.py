@@ -19,9 +19,9 @@ from gpu_parts.engine_process import Kind, compare, engines_of, targets_of
 from gpu_parts.machine import Machine, Skipped, finish, random_model, random_rows, update, worker_of
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.config.schema import TrainConfig
+from rlhf_host.distributed.sync.plugin import Broadcast
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Buckets
-from rlhf_host.weight_sync.broadcast import Broadcast
 from rlhf_host.weight_sync.local_source import LocalSource
 
 LAYERS = 4

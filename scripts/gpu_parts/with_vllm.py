@@ -16,11 +16,11 @@ import torch
 from rlhf_authoring.models import tiny_tokenizer
 
 from gpu_parts.machine import GB, Machine, Skipped, finish, random_model, watched
-from rlhf_host.engines.vllm import Vllm
+from rlhf_host.distributed.sync.plugin import IPC
+from rlhf_host.distributed.vllm.plugin import Vllm
 from rlhf_host.protocols import EngineStart, SyncTarget, WakesInParts
 from rlhf_host.records.episodes import Generation, Sampling, Trajectory
 from rlhf_host.runtimes.compute import Inline
-from rlhf_host.weight_sync.ipc import IPC
 from rlhf_host.weight_sync.local_source import LocalSource
 from rlhf_host.weight_sync.verify import ROUGH_TOLERANCE, verify_sync
 

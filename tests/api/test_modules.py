@@ -14,13 +14,14 @@ from rlhf_host import testing
 MODULES = (
     "rlhf_host",
     "rlhf_host.backends",
+    "rlhf_host.distributed",
+    "rlhf_host.engines",
     "rlhf_host.installed",
     "rlhf_host.internals",
     "rlhf_host.models",
     "rlhf_host.rollouts",
     "rlhf_host.runs",
     "rlhf_host.trackers",
-    "rlhf_host.weight_sync",
 )
 
 

@@ -16,18 +16,18 @@ from rlhf_plugin_dpo import DPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
 
-from rlhf_host.backends.deepspeed import DeepSpeed
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.data.units import Row, Unit
+from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
+from rlhf_host.distributed.ray.batch_shards import deal_rows
 from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import AlgoNeeds
-from rlhf_host.runtimes.batch_shards import deal_rows
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.role import Role
 from rlhf_host.training.row_source import RowBatches

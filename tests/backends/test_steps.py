@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_host.backends.deepspeed_backend import DeepSpeedBackend
 from rlhf_host.backends.parking import Parking
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig
+from rlhf_host.distributed.deepspeed.backend import DeepSpeedBackend
 from rlhf_host.protocols import BackendStart
 
 

@@ -32,7 +32,7 @@ CHAT = (
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 )
 TOPICS = {"rloo", "grpo", "dr_grpo", "ppo", "sft", "dpo", "rm", "kto", "distill", "sdpo"}
-OWN_TESTS = {"nemo_gym": "tests/outside/test_nemo_gym.py", "ray_deepspeed_vllm": "tests/runtimes"}
+OWN_TESTS = {"nemo_gym": "tests/outside/test_nemo_gym.py", "ray_deepspeed_vllm": "tests/distributed/ray"}
 """Recipes that start servers or many processes, and where these are tested; here they are only checked."""
 
 

@@ -201,7 +201,7 @@ def tensors():
 
 def measure(stage, precision, ranks):
     """The most bytes per weight in a step of two micro-batches, and those after it."""
-    from rlhf_host.backends.deepspeed import DeepSpeed
+    from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 
     before = tensors()
     # With a norm there are two groups of weights, and DeepSpeed keeps all gradients until the step of the last one.

@@ -34,7 +34,7 @@ WORDS = {word for words in ALSO.values() for word in words.split()}
 
 FOREIGN = ("plugins/habits.py",)
 """What people type means: names are what this module is about."""
-OWN = ("backends", "engines", "extensions", "runtimes", "trackers", "weight_sync")
+OWN = ("backends", "distributed", "engines", "extensions", "runtimes", "trackers", "weight_sync")
 """Modules of the host's own plugins, which may name these."""
 DEFAULTS = ("protocols/runtimes.py",)
 """The host's own plugins as defaults of a run, beside ``defaults.yaml``."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
+from rlhf_host.distributed.ray.actors import EngineActor, EngineInfo, LifeOver
+from rlhf_host.distributed.ray.engine_pool import EnginePool
+from rlhf_host.distributed.ray.runtime import ATTEMPTS
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineTraits
-from rlhf_host.runtimes.engine_pool import EnginePool
-from rlhf_host.runtimes.ray_actors import EngineActor, EngineInfo, LifeOver
-from rlhf_host.runtimes.ray_runtime import ATTEMPTS
 
 from .simulated import World
 

@@ -8,11 +8,11 @@ from rlhf_plugin_ppo import PPO
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
 from rlhf_plugin_rloo import RLOO
 
+from rlhf_host.distributed.ray.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.records import ragged, ragged_operations
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
 from rlhf_host.records.ragged import RaggedTensor, padded
 from rlhf_host.rollouts.experience import make_experience
-from rlhf_host.runtimes.batch_shards import PASSES, UPDATES, deal_rows, make_shards
 from rlhf_host.training.reduction import Denominators
 
 ALGORITHMS = {

@@ -7,16 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from pydantic import ValidationError
 
 from rlhf_host import hookimpl
 from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig
-from rlhf_host.errors import PluginError, UserError
+from rlhf_host.errors import PluginError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find
 from rlhf_host.plugins.specs import PluginSpec, check_host
-from rlhf_host.runtimes.ray import Ray, passed_on
 
 
 @pytest.fixture
@@ -88,36 +86,6 @@ def test_a_plugin_that_is_a_python_object_cannot_travel(config):
     manager = resolve(config, objects={("algo", "mine"): Mine()}).plugins()
     with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
         manager.specs()
-
-
-# --- ray.runtime_env ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "runtime_env",
-    [
-        {"env_vars": {"HF_TOKEN": "hf_abc"}},
-        {"env_vars": {"WANDB_API_KEY": "abc"}},
-        {"env_vars": {"PGPASSWORD": "abc"}},
-        {"pip": {"packages": ["x"], "pip_install_options": ["--index-url=https://me:abc@host/simple"]}},
-    ],
-)
-def test_secrets_are_not_written_down(runtime_env):
-    with pytest.raises(ValidationError, match="trackers would show it"):
-        Ray.Options(runtime_env=runtime_env)
-
-
-def test_secrets_are_passed_on_by_name(monkeypatch):
-    given = {"env_vars": {"HF_TOKEN": "${HF_TOKEN}", "TOKENIZERS_PARALLELISM": "false", "PATH": "${PATH}:/opt"}, "pip": ["x"]}
-    monkeypatch.setenv("HF_TOKEN", "hf_abc")
-    options = Ray.Options(runtime_env=given)
-    assert passed_on(options.runtime_env) == given | {"env_vars": given["env_vars"] | {"HF_TOKEN": "hf_abc"}}
-    assert options.model_dump()["runtime_env"] == given
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(UserError, match=r"\$\{HF_TOKEN\}, which is not set in the environment"):
-        passed_on(options.runtime_env)
-    with pytest.raises(UserError, match="not set in the environment"):  # in a dry run too
-        Ray(options).describe(None)
 
 
 def test_a_process_chooses_its_device_before_torch_is_there():

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 import torch
-from conftest import largest_gap, train
 from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.backends.weights import in_buckets, named_weights
@@ -17,6 +16,8 @@ from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import OneThread
+
+from .rig import largest_gap, train
 
 
 def make_engine(model, version=-1):

@@ -15,7 +15,8 @@ from transformers import AutoConfig
 from rlhf_engine_http.fleet import SHAPES, Fleet, Model
 from rlhf_engine_http.weights import WeightFiles
 from rlhf_host import Generation, RunError, SampleKey, Sampling, UserError
-from rlhf_host.engines import Request, call_by_path, check_request, ends_of
+from rlhf_host.distributed import ends_of
+from rlhf_host.engines import Request, call_by_path, check_request
 from rlhf_host.models import quiet_transformers
 from rlhf_host.protocols import NO_WEIGHTS, Buckets, EngineStart
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf_host import Scratch, UserError
-from rlhf_host.engines import check_complete, parameter_names
+from rlhf_host.distributed import check_complete, parameter_names
 from rlhf_host.protocols import Bucket, Buckets
 
 KEPT = 2

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from rlhf_host import UserError
+from rlhf_host.distributed import TRAINER, RemoteSync, ask, wire_types
 from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 from rlhf_host.runs import RunDirectory
-from rlhf_host.weight_sync import TRAINER, RemoteSync, ask, wire_types
 
 FOLDER = "deltas"
 """Folder of a run's steps, in its directory."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host import RunError, UserError
+from rlhf_host.distributed import Wire, note_sent
 from rlhf_host.protocols import Buckets, Weights
-from rlhf_host.weight_sync import Wire, note_sent
 from rlhf_sync_delta.files import (
     DELTA,
     WHOLE,

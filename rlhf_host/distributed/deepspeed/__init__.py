@@ -1,0 +1,1 @@
+"""DeepSpeed: roles that ZeRO trains, or splits."""

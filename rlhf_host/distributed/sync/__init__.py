@@ -1,0 +1,1 @@
+"""Weight syncs between processes: both ends, and the ways between them."""

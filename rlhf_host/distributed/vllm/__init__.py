@@ -1,0 +1,1 @@
+"""vLLM: an engine with weights of its own."""

@@ -1,0 +1,93 @@
+"""The two ways of weights into vLLM: all of them, bucket by bucket, or an adapter beside the weights of the base."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlhf_host.distributed.vllm.startup import first_line
+from rlhf_host.errors import RunError
+from rlhf_host.models.adapter_files import write_for_engine
+from rlhf_host.protocols import Buckets
+
+log = logging.getLogger(__name__)
+
+
+class WholeWeights:
+    """Replaces all weights of vLLM's ``LLMEngine`` in this process."""
+
+    adapter: Any = None
+
+    def load(self, llm: Any, buckets: Buckets) -> None:
+        llm.collective_rpc("replace_weights", args=(buckets,))
+
+
+class AdapterWeights:
+    """Replaces the adapter of vLLM's ``LLMEngine``. Requests in flight must start again, because they would keep the old one."""
+
+    def __init__(self, scratch: Path):
+        self._scratch = scratch
+        self.adapter: Any = None
+        """vLLM's ``LoRARequest`` of the latest adapter."""
+
+    def load(self, llm: Any, buckets: Buckets) -> None:
+        """Loads the new adapter under a new name: under the same name vLLM would go on with its cached one."""
+        from vllm.lora.request import LoRARequest
+
+        weights = {name: tensor.detach().cpu().clone() for bucket in buckets for name, tensor in bucket}
+        number = 1 if self.adapter is None else self.adapter.lora_int_id + 1
+        path = self._scratch / f"adapter-{number}"
+        write_for_engine(weights, path)
+        old, self.adapter = self.adapter, LoRARequest(path.name, number, str(path))
+        if not llm.add_lora(self.adapter):
+            raise RunError("vLLM does not take the adapter")
+        if old is not None:
+            llm.remove_lora(old.lora_int_id)
+            shutil.rmtree(old.lora_path, ignore_errors=True)
+
+
+class WeightLoader:
+    """Loader of vLLM in this process (``protocols.Loader``), and of adapters. Workers in processes of their own have theirs."""
+
+    def __init__(self, engine: Any, device: torch.device):
+        self.engine, self.rank, self.size = "vllm", 0, 1
+        self.device = device
+        self.state: dict[str, Any] = {}
+        self._engine = engine
+
+    @property
+    def kept(self) -> tuple[str, tuple[str, ...]] | None:
+        engine = self._engine
+        if engine._adapter_rank:
+            return None  # an adapter comes in its own type
+        kept: tuple[str, tuple[str, ...]] | None = engine._submit(lambda: engine.llm.collective_rpc("kept_types")[0]).result()
+        return kept
+
+    def load(self, buckets: Buckets, version: int) -> None:
+        engine = self._engine
+        engine._submit(lambda: engine._load(lambda: engine._weights.load(engine.llm, buckets), version)).result()
+
+
+def check_complete(expected: set[str], names: set[str]) -> None:
+    """Raises an error for layers that got no weights, such as a tied head: vLLM only warns, and keeps their old weights."""
+    missing = sorted(expected - names)
+    if missing:
+        tied = " (tied embeddings are sent under both names)" if "lm_head.weight" in missing else ""
+        raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
+
+
+def parameter_names(config: Any) -> set[str]:
+    """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
+    from rlhf_host.models.classes import model_class
+
+    try:
+        with torch.device("meta"):
+            model = model_class("lm", config).from_config(config)
+    except ValueError as error:
+        log.warning("syncs are not checked for missing weights: %s", first_line(error))
+        return set()
+    return {name for name, _ in model.named_parameters(remove_duplicate=False)}

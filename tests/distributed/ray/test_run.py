@@ -1,0 +1,210 @@
+"""Whole runs on Ray through the real command line: as the local runtime trains, refused at the door, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+pytestmark = pytest.mark.timeout(900)
+
+RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
+
+PROBE = """
+from pydantic import BaseModel
+from rlhf_host import Metric, hookimpl
+
+
+class Probe:
+    class Options(BaseModel):
+        factor: float = 1.0
+
+    def __init__(self, options):
+        self.options = options
+
+    @hookimpl
+    def compute_loss(self, outputs, batch):
+        return [Metric("probe/logprobs", self.options.factor * outputs.logprobs, batch.action_mask)]
+"""
+"""A plugin in a file, which workers import for themselves."""
+
+
+def metrics(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def processes(marker: str | Path) -> list[str]:
+    """Command lines and environments of living processes that mention ``marker``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_text() + (entry / "environ").read_text()
+            except (OSError, UnicodeDecodeError):
+                continue
+            if str(marker) in text:
+                found.append(text.replace("\0", " ")[:200])
+    return found
+
+
+@pytest.fixture
+def ray_dir(tmp_path_factory):
+    """A short temporary directory for Ray, empty again after the run, although a killed run left something there."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as made:
+        left = Path(made) / "rlhf-ray-killed"
+        left.mkdir()
+        os.utime(left, (0, 0))
+        yield Path(made)
+        deadline = time.monotonic() + 30
+        while (left := processes(made)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert left == []
+        assert list(Path(made).iterdir()) == []
+
+
+def test_two_ranks_and_two_engines_train_as_one_process_does_and_resume(rlhf, small_run, tmp_path, ray_dir):
+    (tmp_path / "probe.py").write_text(PROBE)
+    common = [*small_run, "--train.steps", "4", "--with", f"{tmp_path}/probe.py:Probe", "--with.Probe.factor", "2"]
+    rlhf.run(*common, "--run-dir", tmp_path / "local")
+    there = [*common, *RAY, "--ray.temp-dir", ray_dir, "--placement", "actor=2", "--placement", "rollout=2"]
+    rlhf.run(*there, "--run-dir", tmp_path / "ray")
+    local, ray = metrics(tmp_path / "local"), metrics(tmp_path / "ray")
+    assert [row["step"] for row in ray] == [row["step"] for row in local]
+    for here, over in zip(local, ray, strict=True):
+        assert over["mismatch/max"] < 1e-4
+        for name in ("reward/mean", "tokens", "grad_norm", "lr", "version", "rollout/groups", "entropy", "probe/logprobs"):
+            assert over[name] == pytest.approx(here[name], rel=1e-3, abs=1e-5), name
+
+    # As many as there are now may differ from those that wrote the checkpoint.
+    rlhf.run("train", "--resume", tmp_path / "ray", "--train.steps", "5", "--placement", "actor=1", "--placement", "rollout=1")
+    rlhf.run("train", "--resume", tmp_path / "local", "--train.steps", "5")
+    here, over = metrics(tmp_path / "local")[-1], metrics(tmp_path / "ray")[-1]
+    assert (over["step"], over["version"]) == (5, 5)
+    assert over["reward/mean"] == pytest.approx(here["reward/mean"], rel=1e-3)
+    assert over["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-2)
+
+
+def test_ctrl_c_writes_a_checkpoint_and_leaves_no_process(rlhf_process, small_run, tmp_path, ray_dir):
+    process = rlhf_process.start(
+        *small_run, "--train.steps", "100000", *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run"
+    )
+    rows = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (rows.exists() and rows.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert processes(ray_dir)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "a checkpoint is written" in out
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+def test_sigterm_while_models_load_ends_a_run_as_ctrl_c_does(rlhf_process, small_run, tmp_path, ray_dir):
+    process = rlhf_process.start(*small_run, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run")
+    deadline = time.monotonic() + 300
+    while not any("WorkerActor" in text for text in processes(ray_dir)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.terminate()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert err.splitlines()[-2:] == ["Loading actor, starting the engine transformers ...", "Interrupted."]
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_the_exit_that_ray_sets_for_sigterm_while_it_starts_is_an_interrupt():
+    from rlhf_host.distributed.ray.cluster import _sigterm_as_before
+
+    @_sigterm_as_before()
+    def starts():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        starts()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_placement_the_cluster_cannot_hold_is_refused_before_anything_is_written(rlhf, small_run, tmp_path, ray_dir):
+    refused = rlhf.run(
+        *small_run,
+        *RAY,
+        *(
+            "--ray.temp-dir",
+            ray_dir,
+            "--run-dir",
+            tmp_path / "run",
+            "--placement",
+            "actor+rollout=3",
+            "--placement",
+            "reference=2",
+        ),
+        *("--kl.coef", "0.1"),
+        code=2,
+    )
+    assert "the placement needs 5 CPUs (actor+rollout 3 + reference 2), and the cluster has 4" in refused.stderr
+    assert "--ray.num-cpus" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_worker_that_dies_ends_the_run_with_one_line_and_no_process(rlhf, small_run, tmp_path, ray_dir):
+    process = rlhf.start(*small_run, "--train.steps", "100000", *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run")
+    rows = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not (rows.exists() and rows.read_text().count("\n") >= 2):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "a worker of actor is lost" in err
+    assert "Traceback" not in err
+
+
+def test_a_run_whose_worker_dies_begins_again_from_its_last_checkpoint(rlhf, small_run, tmp_path, ray_dir):
+    """The values are those of a run that was left alone."""
+    saved = ("--checkpoint.every", "1", "--train.steps", "12")
+    rlhf.run(*small_run, *saved, "--run-dir", tmp_path / "whole")
+    run = tmp_path / "run"
+    process = rlhf.start(*small_run, *saved, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", run, "--max-restarts", "1")
+    deadline = time.monotonic() + 300
+    while not (run / "checkpoints/step-000003").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "a worker of actor is lost" in err
+    assert "Restarting from it (1 of 1)" in err
+    assert "Traceback" not in out + err
+    rewards = [[row["reward/mean"] for row in metrics(each)] for each in (run, tmp_path / "whole")]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    assert [row["step"] for row in metrics(run)] == list(range(1, 13))
+
+
+def worker_pid(ray_dir: Path) -> int:
+    """The process that Ray has titled with the worker's class."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if "WorkerActor" in (entry / "cmdline").read_text() and str(ray_dir) in (entry / "environ").read_text():
+                    return int(entry.name)
+            except OSError:
+                continue
+    raise AssertionError("no worker found")

@@ -1,0 +1,238 @@
+"""Settings of vLLM: the table in ``docs/engines.md`` and the code say the same; no vLLM is started."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from rlhf_host.distributed.vllm import startup
+from rlhf_host.distributed.vllm.arguments import (
+    REFUSED,
+    deepest_sleep,
+    has_draft_model,
+    is_exact,
+    unknown_argument,
+)
+from rlhf_host.distributed.vllm.plugin import Vllm
+from rlhf_host.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+SOMETIMES = [
+    *("async_scheduling", "rejection_sample_method"),
+    *("speculative_config", "spec_method", "spec_model", "enable_chunked_prefill"),
+]
+"""Refused in some cases, which tests below go through."""
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+DRAFT = {"speculative_config": {"model": "small", "num_speculative_tokens": 3}}
+
+
+def rows(heading):
+    """The cells of the table below ``heading``."""
+    text = (ROOT / "docs" / "engines.md").read_text()
+    section = text.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def names(cell):
+    return re.findall(r"`(?:extra\.)?([a-z_.]+)`", cell)
+
+
+def functions_in(file):
+    tree = ast.parse((ROOT / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_every_argument_that_the_table_calls_refused_is_refused_by_name_and_no_other():
+    listed = [name for cells in rows("Refused") for name in names(cells[0])]
+    assert len(listed) == len(set(listed))
+    assert set(listed) - set(SOMETIMES) == set(REFUSED)
+    for name in REFUSED:
+        with pytest.raises(ValidationError, match=rf"extra\.{name}: "):
+            Vllm.Options(extra={name: 1})
+
+
+def test_every_row_that_was_tested_names_tests_that_exist():
+    table = rows("Passed and tested")
+    assert table
+    for option, _, cell in table:
+        links = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
+        assert links, option
+        for file, test in links:
+            assert test in functions_in(file), f"{option}: {file} has no {test}"
+
+
+def test_every_option_of_the_engine_is_in_the_table():
+    listed = {
+        name for heading in ("Passed and tested", "Passed, not tested") for row in rows(heading) for name in names(row[0])
+    }
+    assert set(Vllm.Options.model_fields) - {"extra"} <= listed
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_refused_arguments_are_arguments_of_vllm():
+    source = Path(importlib.util.find_spec("vllm").submodule_search_locations[0]) / "engine" / "arg_utils.py"
+    (arguments,) = (
+        node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+    )
+    fields = {node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)}
+    assert set(REFUSED) <= fields
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_variables_that_are_set_for_vllm_are_variables_of_vllm(monkeypatch):
+    environment = {}
+    monkeypatch.setattr(startup.os, "environ", environment)
+    startup._set_environment()
+    source = (Path(importlib.util.find_spec("vllm").submodule_search_locations[0]) / "envs.py").read_text()
+    assert [name for name in environment if name.startswith("VLLM_") and f'"{name}"' not in source] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_name_that_vllm_does_not_have_is_refused_before_anything_is_loaded():
+    assert unknown_argument({"kv_cache_dtype": "fp8", "seed": 1}) is None
+    with pytest.raises(UserError, match=r"extra\.kv_cache_dtyp: vLLM's EngineArgs has no .*; did you mean 'kv_cache_dtype'"):
+        Vllm(Vllm.Options(extra={"kv_cache_dtyp": "fp8"})).check(None, {})
+
+
+# --- what depends on other settings -------------------------------------------------------------
+
+
+def test_sleep_on_a_cpu_is_said_to_do_nothing(caplog):
+    engine, start = Vllm(Vllm.Options(sleep=True)), SimpleNamespace(adapter_rank=0)
+    engine.check(start, {"actor": "cuda"})
+    assert not caplog.messages
+    engine.check(start, {"actor": "cpu"})
+    assert caplog.messages == ["engine vllm: engine.sleep has no effect on a CPU"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"extra": {"async_scheduling": True}}, r"extra\.async_scheduling: needs multiprocess: true"),
+        ({"multiprocess": False, "extra": {"async_scheduling": False}}, r"extra\.async_scheduling: needs multiprocess: true"),
+        (
+            {"extra": {"speculative_config": {**NGRAM["speculative_config"], "rejection_sample_method": "synthetic"}}},
+            r"rejection_sample_method: tokens would not be drawn from the trainer's distribution",
+        ),
+        ({"extra": {"speculative_config": "ngram"}}, r"extra\.speculative_config should be a mapping, not 'ngram'"),
+        ({"tensor_parallel_size": 2, "multiprocess": False}, "several devices need multiprocess: true"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        Vllm.Options(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"multiprocess": True}, {"tensor_parallel_size": 2}])
+def test_a_core_in_its_own_process_may_be_told_how_to_schedule(settings):
+    assert Vllm.Options(extra={"async_scheduling": False}, **settings).extra == {"async_scheduling": False}
+
+
+@pytest.mark.parametrize(
+    ("on_gpus", "settings", "own"),
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (False, {"tensor_parallel_size": 2}, True),
+        (False, {"multiprocess": True}, True),
+        (True, {"multiprocess": False}, False),
+    ],
+)
+def test_the_core_has_its_own_process_on_gpus_and_with_several_devices(monkeypatch, on_gpus, settings, own):
+    monkeypatch.setattr(startup, "on_gpus", lambda: on_gpus)
+    options = Vllm.Options(**settings)
+    assert startup.in_processes(options) is own
+    arguments = startup._arguments(options, version=-1, on_cpu=not on_gpus)
+    assert arguments.get("async_scheduling") is (None if own else False), "None: vLLM schedules ahead where it can"
+
+
+@pytest.mark.parametrize(
+    ("extra", "draft"),
+    [
+        ({}, False),
+        (NGRAM, False),
+        ({"spec_method": "ngram", "spec_tokens": 3}, False),
+        ({"speculative_config": {"model": "ngram"}}, False),
+        (DRAFT, True),
+        ({"speculative_config": {"method": "mtp"}}, True),
+        ({"spec_model": "small"}, True),
+    ],
+)
+def test_a_draft_model_is_one_with_weights(extra, draft):
+    assert has_draft_model(extra) is draft
+
+
+def check(extra, device):
+    Vllm(Vllm.Options(extra=extra)).check(SimpleNamespace(adapter_rank=0), {"actor": device})
+
+
+@pytest.mark.parametrize("extra", [NGRAM, DRAFT, {"spec_method": "ngram"}, {"spec_model": "small"}])
+def test_speculation_is_refused_on_cpus(extra):
+    with pytest.raises(UserError, match=rf"extra\.{next(iter(extra))}: on CPUs vLLM draws speculated tokens from another"):
+        check(extra, "cpu")
+    check(extra, "cuda")
+
+
+def test_the_first_chunk_of_a_prompt_is_the_engines_to_choose_on_cpus():
+    with pytest.raises(UserError, match=r"extra\.enable_chunked_prefill: on CPUs the engine sets this itself"):
+        check({"enable_chunked_prefill": True}, "cpu")
+    check({"enable_chunked_prefill": True}, "cuda")
+
+
+def test_a_draft_model_is_said_not_to_be_synced(caplog):
+    check(NGRAM, "cuda")
+    assert not caplog.messages
+    check(DRAFT, "cuda")
+    assert "no sync reaches the draft model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("extra", "adapter_rank", "level", "reason"),
+    [
+        ({}, 0, 2, "a sync brings all weights"),
+        (NGRAM, 0, 2, "a sync brings all weights"),
+        ({}, 8, 1, "a sync brings the adapter alone"),
+        (DRAFT, 0, 1, "a sync does not bring the draft model"),
+        (DRAFT, 8, 1, "a sync brings the adapter alone"),
+    ],
+)
+def test_weights_that_no_sync_brings_must_be_kept_in_sleep(extra, adapter_rank, level, reason):
+    deepest, why = deepest_sleep(extra, adapter_rank)
+    assert deepest == level
+    assert why.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "cache", "exact"),
+    [
+        ("float32", None, "auto", True),
+        ("bfloat16", None, "auto", False),
+        ("float32", "fp8", "auto", False),
+        ("float32", None, "fp8", False),
+        ("float32", None, "fp8_e5m2", False),
+    ],
+)
+def test_log_probabilities_are_exact_only_where_nothing_has_fewer_bits(dtype, quantization, cache, exact):
+    assert is_exact(dtype, quantization, cache) is exact
+
+
+def test_starting_makes_no_context_on_any_gpu(monkeypatch):
+    touched = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device="cuda": touched.append(device) or torch.zeros(1).byte())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+    with startup._torch_as_it_was():
+        pass
+    assert touched == []
