@@ -48,6 +48,7 @@ from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
 from rlhf_host.protocols.step_models import StepModels
 from rlhf_host.protocols.syncs import (
     Bring,
+    CountsSent,
     KeepsTypes,
     Loader,
     SyncTarget,
@@ -62,11 +63,11 @@ from rlhf_host.protocols.syncs import (
 # fmt: off
 __all__ = [
     "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking",
-    "Compute", "Counting", "CountsServing", "CountsTraining", "Decoder", "DeviceGroup", "DeviceKind", "Engine", "EnginePlugin",
-    "EngineStart", "EngineTraits", "Generator", "Grouping", "KeepsTypes", "Kernels", "KernelsPlugin", "Loader", "Measured",
-    "Ranks", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server", "ServerPlugin",
-    "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
-    "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync",
-    "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
+    "Compute", "Counting", "CountsSent", "CountsServing", "CountsTraining", "Decoder", "DeviceGroup", "DeviceKind", "Engine",
+    "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Grouping", "KeepsTypes", "Kernels", "KernelsPlugin", "Loader",
+    "Measured", "Ranks", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server",
+    "ServerPlugin", "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd",
+    "SyncTarget", "Tensors", "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts",
+    "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]
 # fmt: on

@@ -106,6 +106,14 @@ class WeightSync(Protocol):
         """Release process groups, memory and files. Works after any failure, before ``connect``, and more than once."""
 
 
+@runtime_checkable
+class CountsSent(Protocol):
+    """Optional interface of a ``WeightSync`` that counts what it sends, for the metrics ``sync/gb`` and ``sync/gb_per_s``."""
+
+    async def sent(self, source: WeightSource) -> tuple[int, float]:
+        """Return the bytes that ``source`` sent in complete syncs since the last call, and the seconds that these took."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSyncStart:
     """The argument of ``WeightSyncPlugin.start``."""

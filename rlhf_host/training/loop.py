@@ -130,7 +130,7 @@ class Loop:
             with timed(times, "sync"):
                 self.parts.progress.version += 1
                 self.parts.events.run(self.sync(), interruptible=False)
-            measured = self.parts.events.run(of_engines(self.parts.runtime), interruptible=False)
+            measured = self.parts.events.run(of_engines(self.parts.runtime, self.parts.bring), interruptible=False)
         with timed(times, "log"):
             if drawn.draws:
                 self.parts.ledger.note(number, version, drawn.draws)

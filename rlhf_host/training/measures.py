@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlhf_host.protocols import Measured, Runtime, Update
 from rlhf_host.training.reduction import reduced
+from rlhf_host.weight_sync.bring import Bring
 
 
 def speed(updates: Sequence[Update], seconds: float) -> dict[str, float]:
@@ -19,14 +20,14 @@ def speed(updates: Sequence[Update], seconds: float) -> dict[str, float]:
     return {"tflops": rate / 1e12} | ({"mfu": rate / peak} if peak else {})
 
 
-async def of_engines(runtime: Runtime) -> dict[str, float]:
+async def of_engines(runtime: Runtime, bring: Bring | None) -> dict[str, float]:
     """Returns the engine's metrics since the last call and, if weights are sent to it, the gigabytes that the trainer sent in
     this time, and per second of sending.
     """
     metrics: dict[str, float] = {}
     if isinstance(engine := runtime.engine, Measured):
         metrics |= {f"engine/{name}": value for name, value in reduced(await engine.metrics()).items()}
-    if not all(target.in_place for target in runtime.targets):
-        [(size, seconds), *_] = await runtime.source.run("rlhf_host.distributed.sync.buckets:take_sent")
+    if bring is not None and not all(target.in_place for target in runtime.targets):
+        size, seconds = await bring.sent(runtime.source)
         metrics |= {"sync/gb": size / 1e9, "sync/gb_per_s": size / seconds / 1e9} if size else {}
     return metrics

@@ -13,6 +13,7 @@ from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.source import Source
+from rlhf_host.weight_sync.bring import Bring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class RunParts:
     manager: PluginManager
     needs: Needs
     runtime: Runtime
+    bring: Bring | None
+    """``None`` for runs that sample nothing."""
     source: Source
     events: EventLoop
     run_dir: Path

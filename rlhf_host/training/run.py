@@ -110,6 +110,7 @@ def _loop(
         manager=manager,
         needs=started.needs,
         runtime=started.runtime,
+        bring=started.bring,
         source=assemble.source_of(config, manager, started, inputs, events),
         events=events,
         run_dir=run_dir,

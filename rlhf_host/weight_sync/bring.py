@@ -7,14 +7,16 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rlhf_host.errors import LostError, PluginError, RunError, a, blaming
-from rlhf_host.protocols import NO_WEIGHTS, SyncTarget, WeightSource, WeightSync, WeightSyncPlugin, WeightSyncStart
+from rlhf_host.protocols import NO_WEIGHTS, CountsSent, SyncTarget, WeightSource, WeightSync, WeightSyncPlugin, WeightSyncStart
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.weight_sync.verify import PROBES, ROUGH_TOLERANCE, RUN_TOLERANCE, probe_prompt, verified_syncs, verify_sync
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,20 @@ class Bring:
             self._seen.first = engines
         await self._prove(targets, version)
 
+    async def sent(self, source: WeightSource) -> tuple[int, float]:
+        """Returns bytes and seconds of sending since the last call; zeros for a sync that does not count them."""
+        if not isinstance(self.sync, CountsSent):
+            return 0, 0.0
+        return await self._do("sent", self.sync.sent(source))
+
     async def close(self) -> None:
         """Release what the sync holds. May be called at any time, and more than once."""
         await self._do("close", self.sync.close())
 
-    async def _do(self, what: str, work: Awaitable[None]) -> None:
+    async def _do(self, what: str, work: Awaitable[Result]) -> Result:
         try:
             with blaming(self.name, what):
-                await work
+                return await work
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

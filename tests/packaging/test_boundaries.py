@@ -1,9 +1,10 @@
-"""The host stands alone, and packages beside it use what is public of it."""
+"""The host stands alone, its core too, and packages beside it use what is public of it."""
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,40 @@ def test_the_host_imports_no_package_beside_it():
         if module.partition(".")[0] in beside
     ]
     assert found == []
+
+
+DISTRIBUTED = re.compile(r"(?<!torch\.)\bdistributed[./](deepspeed|ray|sync|vllm)\b|\brlhf_host[./]distributed\b")
+
+
+def distributed(source: str) -> list[str]:
+    """Returns where a module imports ``rlhf_host.distributed``, or names it in a text that is no docstring."""
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in prose]
+    imported = [f"{module}.{name}".strip(".") for module, name in imports(source)]
+    return [text for text in (*imported, *(str(node.value) for node in texts)) if DISTRIBUTED.search(text)]
+
+
+def test_the_core_knows_nothing_of_what_is_for_several_processes():
+    host = ROOT / "rlhf_host"
+    core = [path for path in sorted(host.rglob("*.py")) if not path.is_relative_to(host / "distributed")]
+    found = {str(path.relative_to(ROOT)): texts for path in core if (texts := distributed(path.read_text(encoding="utf-8")))}
+    assert core
+    assert found == {}, "entry points name what is there"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def late():\n    from rlhf_host.distributed.ray.plugin import Ray", ["rlhf_host.distributed.ray.plugin.Ray"]),
+        ("from rlhf_host import distributed", ["rlhf_host.distributed"]),
+        ("run('rlhf_host.distributed.sync.buckets:take_sent')", ["rlhf_host.distributed.sync.buckets:take_sent"]),
+        ("_HOME = {'ends_of': 'distributed.vllm.startup'}", ["distributed.vllm.startup"]),
+        ('"""Syncs are in ``rlhf_host.distributed``."""\nimport torch.distributed\nsay("distributed over ranks")', []),
+    ],
+)
+def test_what_the_core_knows_is_noticed(source, found):
+    assert distributed(source) == found
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -179,6 +179,7 @@ def test_a_batch_begins_with_the_version_that_the_engines_have():
         manager=SimpleNamespace(report=lambda *_, **__: None),
         needs=Needs(),
         runtime=SimpleNamespace(trainer=Trainer(), engine=SimpleNamespace(busy_s=0.0), targets=[]),
+        bring=None,
         source=Source(),
         events=SimpleNamespace(run=lambda work, interruptible: work.close() or {}),
         run_dir=Path("never"),

@@ -39,16 +39,32 @@ def started(plugin):
     return start_sync(plugin, "weight sync evil", WeightSyncStart(run_dir=None))
 
 
+class Counting(Sync):
+    async def sent(self, source):
+        await self._do("sent")
+        return source.bytes, 2.0
+
+
+SOURCE = SimpleNamespace(bytes=8)
+
+
 def brought(sync):
     async def main():
         bring = Bring(sync, "weight sync evil", "off", None, 1.0, lambda: None)
-        await bring([], SimpleNamespace(), 0)
+        await bring([], SOURCE, 0)
+        counts = await bring.sent(SOURCE)
         await bring.close()
+        return counts
 
-    asyncio.run(main())
+    return asyncio.run(main())
 
 
-@pytest.mark.parametrize("method", ["connect", "send", "close"])
+def test_what_was_sent_is_known_of_syncs_that_count_it():
+    assert brought(Counting()) == (8, 2.0)
+    assert brought(Sync()) == (0, 0.0)
+
+
+@pytest.mark.parametrize("method", ["connect", "send", "sent", "close"])
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -62,7 +78,7 @@ def test_whatever_a_method_raises_is_its_own(method, error, said):
         raise error
 
     with pytest.raises(RunError, match=f"^{said.format(method)}$"):
-        brought(Sync(method, fails))
+        brought(Counting(method, fails))
 
 
 def test_whoever_cancels_the_run_cancels_the_sync_too():

@@ -12,6 +12,7 @@ from rlhf_host.errors import LostError, PluginError, RunError, UserError, a
 from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 
 TRAINER = "trainer"
+TAKE_SENT = "rlhf_host.distributed.sync.buckets:take_sent"
 GRACE_S = 3.0
 """Seconds that the other ends may take to fail too, once one has failed, so that the culprit can be found."""
 
@@ -91,6 +92,10 @@ class RemoteSync:
         for target in behind:
             target.engine.set_version(version)
             self._held[target.name] = (target.engine, version)
+
+    async def sent(self, source: WeightSource) -> tuple[int, float]:
+        counts: list[tuple[int, float]] = await source.run(TAKE_SENT)
+        return counts[0]
 
     async def close(self) -> None:
         await self.release()

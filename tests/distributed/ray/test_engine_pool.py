@@ -354,6 +354,7 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
             manager=SimpleNamespace(report=lambda *_, **__: None),
             needs=SimpleNamespace(roles=()),
             runtime=SimpleNamespace(trainer=Trainer(), engine=pool, targets=()),
+            bring=None,
             source=Source(),
             events=events,
             run_dir=tmp_path,
@@ -409,9 +410,9 @@ async def test_engines_are_measured_together():
     await asyncio.gather(*ask(pool, groups=6, n=1))
     counts = [len(engine.times) for engine in engines]
     runtime = SimpleNamespace(engine=pool, targets=())
-    measured = await of_engines(runtime)
+    measured = await of_engines(runtime, None)
     assert measured["engine/preemptions"] == sum(counts) == 6
     assert measured["engine/kv_use"] == 0.25 * max(counts)
     assert measured["engine/rss_gb"] > 0.1
     pool.lives.seats[0].actor.actor.life = "another"
-    assert (await of_engines(runtime))["engine/preemptions"] == counts[1]
+    assert (await of_engines(runtime, None))["engine/preemptions"] == counts[1]

@@ -16,7 +16,6 @@ from rlhf_authoring.engines import ModuleEngine
 
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.distributed.sync import remote, rendezvous
-from rlhf_host.distributed.sync.buckets import SENT
 from rlhf_host.distributed.sync.plugin import IPC, Broadcast
 from rlhf_host.distributed.sync.rendezvous import LINK
 from rlhf_host.distributed.sync.transfer_plan import Route
@@ -139,11 +138,15 @@ def test_no_more_bits_are_sent_than_the_engines_keep(way):
         plugin = way(way.Options(timeout_s=60))
         await plugin.connect(targets)
         await plugin.send(source, 0)
+        counts = [await plugin.sent(source) for _ in range(2)]
         await plugin.close()
+        return counts
 
-    asyncio.run(scenario())
+    (size, seconds), then = asyncio.run(scenario())
     per_layer = 64 * 64 + 64
-    assert source._weights.state[SENT][0] == 4 * 2 * per_layer + 4 * per_layer
+    assert size == 4 * 2 * per_layer + 4 * per_layer
+    assert 0 < seconds < 60
+    assert then == (0, 0.0), "since the last call"
     for name, weight in narrow.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name].to(weight.dtype))
     assert torch.equal(narrow[4].weight, model[4].weight), "bit for bit"
