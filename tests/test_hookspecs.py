@@ -48,8 +48,8 @@ def test_no_other_module_keeps_a_list_of_hooks():
     """A new hook is one function with one rule: neither the manager nor a runtime has to learn its name."""
     root = Path(hookspecs.__file__).parent
     some = {name for name, rule in hookspecs.RULES.items() if rule.where == "worker" or rule.per == "agent"}
-    for folder in ("plugins", "runtimes", "config", "engines", "backends", "weight_sync"):
-        for path in (root / folder).glob("*.py"):
+    for folder in ("plugins", "runtimes", "config", "engines", "backends", "weight_sync", "distributed"):
+        for path in (root / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Set | ast.Tuple | ast.List):
                     listed = {item.value for item in node.elts if isinstance(item, ast.Constant)} & some

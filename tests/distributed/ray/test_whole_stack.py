@@ -22,7 +22,7 @@ def shared_memory():
 
 
 def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path):
-    """By ipc, to an engine over two devices: with broadcast, the default, vLLM runs in test_ray_nodes.py, with checkpoint in
+    """By ipc, to an engine over two devices: with broadcast, the default, vLLM runs in test_nodes.py, with checkpoint in
     test_vllm.py."""
     before = set(shared_memory())
     more = ["--backend", "deepspeed", "--backend.zero-stage", "3", "--engine.tensor-parallel-size", "2", "--sync", "ipc"]
