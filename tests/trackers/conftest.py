@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from rlhf_authoring import trackers
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
@@ -59,15 +60,5 @@ def _decode(token_ids: Sequence[int]) -> str:
 
 
 @pytest.fixture
-def odd_trajectories(trajectory: Callable[..., Trajectory], nasty: str) -> list[Trajectory]:
-    """Each breaks some assumption: no decoder, no reward, model text full of control characters, labels of any type."""
-    undecodable = trajectory()
-    undecodable.decode = None
-    chat = trajectory()
-    chat.task = Task([{"role": "user", "content": "hello"}], ground_truth={"answer": {1, 2}, "path": Path("x")})
-    chat.decode = None
-    unjudged = trajectory(reward=None, score=None, rewards={"math": None}, unjudged_reason="timed out after 5 s", label=None)
-    hostile = trajectory(nasty, nasty, label=nasty, reward=float("nan"), metrics={"speed": float("inf")})
-    bare = trajectory()
-    bare.segments = []
-    return [hostile, undecodable, chat, unjudged, bare]
+def odd_trajectories(nasty: str) -> list[Trajectory]:
+    return trackers.odd_trajectories(nasty)

@@ -136,6 +136,21 @@ def trajectory(prompt: str = "2+3=", text: str = "5", **fields: Any) -> Trajecto
     return made
 
 
+def odd_trajectories(text: str = HOSTILE_TEXT) -> list[Trajectory]:
+    """Returns trajectories that each break some assumption: one whose prompt, answer and label are ``text``, one without a decoder,
+    a conversation without one, one that no reward could judge, and one without tokens.
+    """
+    undecodable, chat, unjudged, bare = (trajectory() for _ in range(4))
+    hostile = trajectory(text, text, metrics={"speed": math.inf})
+    hostile.task, hostile.reward = Task(text, text), math.nan
+    undecodable.decode = chat.decode = None
+    chat.task = Task([{"role": "user", "content": "hello"}], {"answer": {1, 2}, "path": Path("x")})
+    unjudged.task, unjudged.rewards, unjudged.unjudged_reason = Task("2+3="), {"math": None}, "timed out after 5 s"
+    unjudged.reward = unjudged.score = None
+    bare.segments = []
+    return [hostile, undecodable, chat, unjudged, bare]
+
+
 def logged_metrics(run_dir: Path) -> dict[int, dict[str, float]]:
     """Returns step → metrics of the run's own file, without what is not finite and without ``time/wall``, which only that file
     has.

@@ -38,8 +38,11 @@ PROBES = {
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Nothing here needs them, and builds for another torch break the import of models."""
 
-OPTIONAL = ("ray", "deepspeed", "vllm", "peft", "wandb", "tensorboard")
+OPTIONAL = ("ray", "deepspeed", "vllm", "peft")
 """Extras of the host."""
+
+OF_TRACKERS = ("wandb", "tensorboard")
+"""Only packages with a tracker need them: ``versions`` says where one is installed without its library."""
 
 CORE = (
     *("torch", "transformers", "tokenizers", "huggingface-hub", "numpy", "pydantic", "triton"),
@@ -63,7 +66,7 @@ def library(name: str, installed: Mapping[str, Distribution], deadline_s: float)
     if distribution is None:
         if name in OPTIONAL:
             yield Finding(LIBRARIES, name, "absent", "not installed", f"pip install '{HOST}[{name}]'")
-        elif name not in COMPANIONS:
+        elif name not in (*COMPANIONS, *OF_TRACKERS):
             yield Finding(LIBRARIES, name, "problem", "not installed", f"pip install {name}")
         return
     version = distribution.version if normalised(distribution.name) == name else f"{distribution.version} ({distribution.name})"

@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.errors import PluginError
-from rlhf_host.hookspecs import hookimpl
-from rlhf_host.records.episodes import Trajectory
-from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import numbers, readable, sample_rows
+from rlhf_host import Outcome, PluginError, RunContext, Trajectory, hookimpl
+from rlhf_host.trackers import numbers, readable, sample_rows
+
+__all__ = ["WandB"]
 
 
 class WandB:
@@ -43,7 +42,7 @@ class WandB:
         try:
             import wandb
         except ImportError as error:
-            raise PluginError("tracker 'wandb' needs the package wandb: pip install 'rlhf-host[wandb]'") from error
+            raise PluginError("tracker 'wandb' needs the package wandb: pip install rlhf-tracker-wandb") from error
         self._wandb, self._tokenizer = wandb, context.tokenizer
         options = self.options
         run_dir = context.run_dir

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.errors import PluginError, visible
-from rlhf_host.hookspecs import hookimpl
-from rlhf_host.records.episodes import Trajectory
-from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, spread
+from rlhf_host import Outcome, PluginError, RunContext, Trajectory, hookimpl
+from rlhf_host.commands import visible
+from rlhf_host.trackers import has_samples, numbers, reward_cell, sample_texts, spread
+
+__all__ = ["TensorBoard"]
 
 
 class TensorBoard:
@@ -32,13 +32,13 @@ class TensorBoard:
     @hookimpl
     def run_started(self, context: RunContext) -> None:
         self._tokenizer = context.tokenizer
-        self._show = setting(context.config, "show", 2)
+        self._show = (context.config.get("trajectories") or {}).get("show", 2)
         if context.run_dir is None:
             return
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            message = "tracker 'tensorboard' needs the package tensorboard: pip install 'rlhf-host[tensorboard]'"
+            message = "tracker 'tensorboard' needs the package tensorboard: pip install rlhf-tracker-tensorboard"
             raise PluginError(message) from error
         purge = context.resume_step + 1 if context.resumed else None
         self._writer = SummaryWriter(str(context.run_dir / "tensorboard"), purge_step=purge)
