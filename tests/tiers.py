@@ -18,7 +18,10 @@ SLOW = {
     ),
     "tests/backends/test_offline_ranks.py": ("", "three algorithms on rows in two processes"),
     "tests/distributed/deepspeed/test_ray_autotp.py": ("", "tensor parallelism on Ray"),
-    "tests/distributed/ray/test_slices.py": ("one_process|agree", "sequence parallelism on Ray; what is refused at every change"),
+    "tests/distributed/ray/test_slices.py": (
+        "one_process|agree",
+        "sequence parallelism on Ray; what is refused at every change",
+    ),
     "tests/distributed/ray/test_nodes.py": ("", "clusters of several machines, and machines that are lost"),
     "tests/distributed/ray/test_run.py": (
         "",
@@ -164,7 +167,10 @@ SLOW = {
         "signals to commands in processes of their own; SIGTERM at every change",
     ),
     "tests/training/test_session.py": ("talks_and_asks", "a session that samples, talks and asks roles"),
-    "tests/distributed/sync/test_remote_engines.py": (r"killed_in_mid_sync|untied-broadcast", "engines that are killed in a sync"),
+    "tests/distributed/sync/test_remote_engines.py": (
+        r"killed_in_mid_sync|untied-broadcast",
+        "engines that are killed in a sync",
+    ),
     "tests/distributed/sync/test_transfer.py": ("receiver_lost", "receivers that hang or are gone"),
     "tests/weight_sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
     "tests/test_examples.py": ("chain_from", "the examples, one after the other"),
@@ -207,6 +213,14 @@ SLOW = {
     "plugins/builtin_algos/rlhf-plugin-reward-scaling/tests/test_reward_scaling.py": (
         "resumes_is_the_run",
         "a run that resumes",
+    ),
+    "plugins/builtin_trackers/rlhf-tracker-tensorboard/tests/test_tensorboard.py": (
+        "run_by_command_line",
+        "a run by command line with TensorBoard",
+    ),
+    "plugins/builtin_trackers/rlhf-tracker-wandb/tests/test_wandb.py": (
+        "run_by_command_line",
+        "a run by command line with wandb",
     ),
     "plugins/builtin_commands/rlhf-authoring/tests/test_template.py": (
         "no_name_hides",

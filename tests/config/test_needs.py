@@ -47,7 +47,7 @@ def test_what_is_an_algorithm_s_own_stays_and_what_all_may_say_is_joined():
         (("extension", AlgoNeeds()), "extension:p0 returns AlgoNeeds from needs, which is not for an extension: return Needs"),
         (("extension", RewardNeeds()), "extension:p0 returns RewardNeeds from needs, and has no score: return Needs"),
         (("extension", CorrectionNeeds()), "extension:p0 returns CorrectionNeeds from needs, and has no importance_weights"),
-        (("algo", lambda: Needs(unit_rows=True)), "keyword argument 'unit_rows'; it is a field of AlgoNeeds now"),
+        (("algo", lambda: Needs(unit_rows=True)), "unexpected keyword argument 'unit_rows'"),
         (("algo", lambda: Needs(min_group_size=2.0)), "Needs: min_group_size is a number from 1, not 2.0"),
     ],
 )

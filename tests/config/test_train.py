@@ -300,10 +300,6 @@ REFUSALS = {
         "--algo.kl.init_coef: algo 'toy' has no option 'kl'; OpenRLHF's --algo.kl.init_coef is --kl.coef here"
         " (no KL by default; 0.01 there)",
     ),
-    "presets in a place of their own": (
-        ["--config", "preset.yaml"],
-        "preset.yaml:1: preset: no such key; it is a flag alone: --config",
-    ),
     "engines that are not there": (
         [*ONE, "--engine", "abacus"],
         "--engine: no engine named 'abacus' is installed; rlhf plugins lists what is installed",

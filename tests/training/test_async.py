@@ -358,7 +358,6 @@ class Counting:
         (["--pipeline.max-staleness", "1"], "pipeline.max_staleness is 1, and async_depth 1 is not less"),
         (["--pipeline.max-staleness", "2", "--async-depth", "0"], "and async_depth is 0, so no draw can pass another one"),
         (["--pipeline.max-staleness", "2", "--pipeline.schedule", "fixed"], "so batches depend on time, and pipeline.schedule"),
-        (["--pipeline.switch-tokens", "7"], "no such flag; it is gone: with pipeline.schedule fixed all answers are over"),
         (["--reward", "counting"], "reward:counting has a state that its score changes beside the steps"),
     ],
 )
