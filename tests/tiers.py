@@ -250,6 +250,19 @@ SLOW = {
         "matrix_of_failures",
         "services that fail in every way",
     ),
+    "plugins/builtin_trackers/rlhf-tracker-clearml/tests/test_clearml.py": (
+        "killed_run|runs_of_one_process|by_command_line|online_without",
+        "runs in the real ClearML, which takes seconds to begin and to end a session",
+    ),
+    "plugins/builtin_trackers/rlhf-tracker-clearml/tests/test_contract.py": ("", "sessions of ClearML, by the contract"),
+    "plugins/builtin_syncs/rlhf-sync-delta/tests/test_runs.py": (
+        "bisect|killed_run",
+        "runs that break or are killed; one at every change",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-reward-model/tests/test_reward_model.py": (
+        "resumes_its_statistics",
+        "a run that resumes",
+    ),
 }
 """File → a pattern of its slow tests, empty for all, and why they are slow."""
 

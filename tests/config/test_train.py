@@ -310,7 +310,6 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_impossible_runs_are_refused_first(rlhf, case):
     flags, line = REFUSALS[case]
-    Path("preset.yaml").write_text("preset: quickstart\n")
     assert rlhf.refused("train", *flags) == [line]
 
 

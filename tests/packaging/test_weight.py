@@ -1,0 +1,87 @@
+"""The host stays light: its lines of code, what an ordinary run loads and never calls, and the seconds of `make test`.
+
+The figures are those reached last. They may only fall: who adds takes something away, or makes it a package. What they should
+become is in docs/architecture.md. `python benchmarks/host_size.py` prints them by folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE, DISTRIBUTED = 28_150, 4_640
+"""Lines of code: neither docstrings nor comments nor empty lines."""
+ROOM, LARGER = 3_500, {"data": 4_430, "training": 5_100}
+"""Most of a room of the core, and those that have more."""
+DOOR = 80
+"""Most lines of code of a protocol's file that is a door: one in `rlhf_host/protocols`."""
+LARGER_DOORS = {"runtimes.py": 83}
+FAST_S = 1_200
+"""Seconds of all fast tests, one after the other: ten minutes on two cores."""
+IN_VAIN = 57
+"""Files that the run loads though it calls no function of theirs."""
+
+
+@pytest.fixture(scope="module")
+def size():
+    spec = importlib.util.spec_from_file_location("host_size", ROOT / "benchmarks/host_size.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def files(size):
+    return [size.read(path, None) for path in sorted(size.HOST.rglob("*.py"))]
+
+
+@pytest.fixture(scope="module")
+def code(files) -> Counter[str]:
+    """Folder of the host → its lines of code."""
+    found: Counter[str] = Counter()
+    for file in files:
+        found[file.path.split("/")[0] if "/" in file.path else "(top)"] += len(file.code)
+    return found
+
+
+def test_the_core_and_the_distributed_half_do_not_grow(code):
+    assert code["distributed"] <= DISTRIBUTED
+    assert code.total() - code["distributed"] <= CORE
+
+
+def test_no_room_grows_beyond_what_one_reads(code):
+    too_large = {room: lines for room, lines in code.items() if lines > LARGER.get(room, ROOM) and room != "distributed"}
+    assert too_large == {}
+
+
+def test_doors_are_small(files):
+    doors = {file.path.removeprefix("protocols/"): len(file.code) for file in files if file.path.startswith("protocols/")}
+    assert {
+        name: lines for name, lines in doors.items() if lines > LARGER_DOORS.get(name, DOOR) and name != "__init__.py"
+    } == {}
+
+
+def test_the_fast_tests_fit_into_their_time():
+    seconds = json.loads((ROOT / "tests/durations.json").read_text(encoding="utf-8"))
+    assert sum(fast for fast, _ in seconds.values()) <= FAST_S
+
+
+def test_the_makefile_says_the_same_as_the_page_for_contributors():
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    targets = set(re.findall(r"`make ([\w-]+)`", page))
+    known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    assert targets <= known
+
+
+def test_an_ordinary_run_loads_little_in_vain(size, tmp_path):
+    ran = size.run_of(tmp_path)
+    files = [size.read(path, ran.get(path.relative_to(size.HOST).as_posix())) for path in sorted(size.HOST.rglob("*.py"))]
+    in_vain = [file.path for file in files if file.loaded and file.in_functions and not file.run]
+    assert not [file.path for file in files if file.loaded and file.path.startswith("distributed/")]
+    assert len(in_vain) <= IN_VAIN, "loaded and never called:\n  " + "\n  ".join(in_vain)
