@@ -85,7 +85,7 @@ def run(root: str, sources: list[str], near: list[str], output: str) -> None:
         os.dup2(file.fileno(), 2)
     import pytest
 
-    sys.exit(int(pytest.main(["-q", "-x", "-m", "not slow", "-p", "tests.schedule", "-p", "no:cacheprovider", *near])))
+    sys.exit(int(pytest.main(["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *near])))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ from rlhf_host.data.messages import THOUGHTS, as_list, messages_of, sharegpt_mes
 from rlhf_host.data.pictures import ROWS, Origin
 from rlhf_host.data.rendered import is_transcript
 from rlhf_host.data.row_context import NOTHING, RowContext, system_of
-from rlhf_host.data.row_values import Text, answer_of, label_of, number_of, text_of
+from rlhf_host.data.row_values import Text, answer_of, label_of, listed, number_of, text_of, turns_of
 from rlhf_host.data.template_writer import reasoning_of
 from rlhf_host.data.token_rows import read_token_rows
 from rlhf_host.data.units import Row
@@ -233,7 +231,7 @@ def read_kto_tag(row: Mapping[str, Any], reading: Reading) -> Example:
 
 def read_stepwise(row: Mapping[str, Any], reading: Reading) -> Example:
     prompt = _prompt(row, reading)
-    steps, labels = (_listed(get(row, name, meaning)) for name, meaning in (("completions", "steps"), ("labels", "labels")))
+    steps, labels = (listed(get(row, name, meaning)) for name, meaning in (("completions", "steps"), ("labels", "labels")))
     if not isinstance(steps, list) or not isinstance(labels, list) or len(steps) != len(labels):
         raise Malformed("'completions' and 'labels' must be lists of one length")
     if not steps:
@@ -325,21 +323,3 @@ def _cut(text: Any, at: str, key: str) -> tuple[str, str]:
     if not answer.strip():
         raise Malformed(f"the answer of {key!r}, after the last {at!r}, is empty")
     return before + mark, answer
-
-
-def _listed(value: Any) -> Any:
-    """Returns a list that a table holds as text."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with contextlib.suppress(ValueError):
-            return json.loads(value)
-    return value
-
-
-def turns_of(history: Any) -> list[tuple[str, str]]:
-    """Returns earlier questions and answers, from Alpaca's column ``history``."""
-    history = _listed(history)
-    if not history:
-        return []
-    if not isinstance(history, list) or not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history):
-        raise Malformed("'history' must be a list of [question, answer]")
-    return [(text_of(question, "history"), text_of(reply, "history")) for question, reply in history]

@@ -10,11 +10,10 @@ from typing import Any
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.bad_rows import MISSING, BadRows, Malformed, check_text, get, kind_of, look_up
 from rlhf_host.data.contents import has_pictures
-from rlhf_host.data.examples import turns_of
 from rlhf_host.data.messages import as_list, messages_of
 from rlhf_host.data.pictures import ROWS, Origin, looks_like_a_picture, pictured
 from rlhf_host.data.row_context import BESIDE, HISTORY, PICTURES, context_of, with_system
-from rlhf_host.data.row_values import text_of
+from rlhf_host.data.row_values import text_of, turns_of
 from rlhf_host.data.rows import Rows
 from rlhf_host.records.episodes import Message, Task
 from rlhf_host.records.pictures import is_list, pictures_in

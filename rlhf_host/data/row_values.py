@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
@@ -53,3 +54,21 @@ def number_of(value: Any, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Malformed(f"{key!r} must be a finite number, not {value!r}")
     return float(value)
+
+
+def listed(value: Any) -> Any:
+    """Returns a list that a table holds as text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def turns_of(history: Any) -> list[tuple[str, str]]:
+    """Returns earlier questions and answers, from Alpaca's column ``history``."""
+    history = listed(history)
+    if not history:
+        return []
+    if not isinstance(history, list) or not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in history):
+        raise Malformed("'history' must be a list of [question, answer]")
+    return [(text_of(question, "history"), text_of(reply, "history")) for question, reply in history]

@@ -6,12 +6,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_host.config.defaults import RunTraits, kernels_to_try, weight_sync_plugin
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.stream import TaskSet, TaskStream
-from rlhf_host.data.units import UnitSet
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapter_files import rank_of
 from rlhf_host.models.loading import sizes, stop_tokens
@@ -35,16 +34,18 @@ from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, ended_by_sigterm
 from rlhf_host.training.inputs import Inputs
-from rlhf_host.training.kept_logprobs import KeptLogprobs
 from rlhf_host.training.rehearsal import rehearse
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
 from rlhf_host.training.rollout_source import RolloutSource
-from rlhf_host.training.row_evaluation import RowEvaluation
-from rlhf_host.training.row_source import RowBatches, RowSource
 from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
 from rlhf_host.training.source import Source
 from rlhf_host.weight_sync.bring import Bring, Probe, start_sync
+
+if TYPE_CHECKING:  # imported where a run trains on rows: others load none of it
+    from rlhf_host.data.units import UnitSet
+    from rlhf_host.training.kept_logprobs import KeptLogprobs
+    from rlhf_host.training.row_source import RowBatches, RowSource
 
 log = logging.getLogger(__name__)
 
@@ -173,11 +174,15 @@ def start_runtime(
 
 
 def row_batches(config: RunConfig, manager: PluginManager, started: Started) -> RowBatches:
+    from rlhf_host.training.row_source import RowBatches
+
     trainer, temperature = started.runtime.trainer, config.rollout.temperature
     return RowBatches(manager, started.needs, trainer, temperature, started.tokenizer, started.kept)
 
 
 def row_source(config: RunConfig, manager: PluginManager, units: UnitSet, batches: RowBatches) -> RowSource:
+    from rlhf_host.training.row_source import RowSource
+
     epochs = config.data.epochs if config.train.steps is None else None
     return RowSource(units, stream_of(config, manager, units.tasks()), batches, size=config.train.batch_size, epochs=epochs)
 
@@ -241,6 +246,8 @@ def evaluate_of(
 ) -> Callable[[int], tuple[dict[str, float], list[Trajectory]]] | None:
     """Returns the function that evaluates after a step, if there is held-out data."""
     if inputs.held_out_units is not None:
+        from rlhf_host.training.row_evaluation import RowEvaluation
+
         batches = row_batches(config, manager, started)
         return RowEvaluation(inputs.held_out_units, batches, started.runtime.trainer).run
     if inputs.held_out is None:

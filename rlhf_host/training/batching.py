@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlhf_host.config.schema import RunConfig, TrainConfig
-from rlhf_host.data.unit_store import unit_lengths
-from rlhf_host.data.units import UnitSet
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.passes import WORTHWHILE
+
+if TYPE_CHECKING:
+    from rlhf_host.data.units import UnitSet
 
 Cost = Callable[[list[int]], int]
 """Rows → tokens of one pass over them."""
@@ -109,6 +111,8 @@ def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> N
     Args:
         scalar: the model has a scalar head, so that the last token is computed too.
     """
+    from rlhf_host.data.unit_store import unit_lengths
+
     for name, source in units.sources.items():
         lengths = unit_lengths(source).astype(np.int64)
         prompts, completions = lengths[:, 0, 0], lengths[:, :, 1] - (not scalar)

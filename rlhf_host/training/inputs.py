@@ -7,14 +7,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_host.config.schema import DataConfig, RunConfig
-from rlhf_host.data.load_units import load_units
 from rlhf_host.data.sources import PythonRows, load_tasks
 from rlhf_host.data.stream import TaskSet
 from rlhf_host.data.templates import tells_the_day
-from rlhf_host.data.units import UnitSet
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models.loading import load_tokenizer, sizes, stop_tokens
 from rlhf_host.phases import phase
@@ -22,8 +20,10 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.training.batching import refuse_large_answers, refuse_large_units
 from rlhf_host.training.rehearsal import check_inputs
-from rlhf_host.training.saved_rollouts import SavedRollouts
-from rlhf_host.training.saved_rows import check_vocabulary
+
+if TYPE_CHECKING:  # imported where a run trains on rows, or on saved trajectories
+    from rlhf_host.data.units import UnitSet
+    from rlhf_host.training.saved_rollouts import SavedRollouts
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,9 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
     if not needs.samples:
         return _read_units(config, rows, needs, tokenizer)
     if config.from_trajectories is not None:
+        from rlhf_host.training.saved_rollouts import SavedRollouts
+        from rlhf_host.training.saved_rows import check_vocabulary
+
         saved = SavedRollouts(config)
         check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
         return Inputs(tokenizer, saved=saved)
@@ -150,6 +153,8 @@ class UnitReading:
 
 
 def units_of(config: RunConfig, data: DataConfig, split: Literal["train", "eval"], reading: UnitReading) -> UnitSet:
+    from rlhf_host.data.load_units import load_units
+
     needs = reading.needs
     assert needs.data is not None
     assert config.algo is not None

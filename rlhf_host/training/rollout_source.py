@@ -31,7 +31,6 @@ from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, ma
 from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.training.beside import no_rows, rows_beside
 from rlhf_host.training.events import EventLoop
-from rlhf_host.training.made_rows import chosen_rows
 from rlhf_host.training.reduction import reduced
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.source import Drawn, timed
@@ -130,6 +129,8 @@ class RolloutSource:
 
     def _chosen(self, experience: Experience, groups: Sequence[Group]) -> list[Group]:
         """Returns the rows to train on, chosen from groups whose rewards are transformed and shaped first."""
+        from rlhf_host.training.made_rows import chosen_rows
+
         if self.manager.has("shape_rewards"):  # it may look at log-probabilities
             add_outputs(experience, self.trainer, self.needs, "fused")
         apply_rewards(experience, self.manager)

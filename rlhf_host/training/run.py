@@ -26,7 +26,6 @@ from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.parts import RunParts
-from rlhf_host.training.precompute import precomputed, without
 from rlhf_host.training.progress import Progress
 from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
@@ -84,8 +83,13 @@ def _prepared(
         refuse_lost(config, needs, checkpoint, run_dir)
     updates = inputs.steps(config) * config.train.updates_per_batch
     models = models_of(needs, checkpoint.role) if checkpoint else {}
-    kept = precomputed(config, manager, needs, inputs)
-    start = assemble.runtime_start(config, manager, without(needs, kept), inputs.tokenizer, updates, models)
+    kept, loaded = assemble.NONE_KEPT, needs
+    if any(role.precompute for role in config.roles.values()):
+        from rlhf_host.training.precompute import precomputed, without
+
+        kept = precomputed(config, manager, needs, inputs)
+        loaded = without(needs, kept)
+    start = assemble.runtime_start(config, manager, loaded, inputs.tokenizer, updates, models)
     started = assemble.start_runtime(config, start, kept, pictured=inputs.pictured)
     with event_loop(config.debug) as events:
         try:

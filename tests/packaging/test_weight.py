@@ -24,7 +24,7 @@ DOOR = 80
 LARGER_DOORS = {"runtimes.py": 83}
 FAST_S = 1_200
 """Seconds of all fast tests, one after the other: ten minutes on two cores."""
-IN_VAIN = 57
+IN_VAIN = 45
 """Files that the run loads though it calls no function of theirs."""
 
 
