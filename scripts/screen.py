@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -27,7 +28,7 @@ def run(command: str, cwd: Path, environment: Mapping[str, str], interrupt_at: s
         stdout=inner,
         stderr=inner,
         start_new_session=True,
-        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0) and None,
+        preexec_fn=_take_the_terminal,
     )
     os.close(inner)
     seen = b""
@@ -44,6 +45,11 @@ def run(command: str, cwd: Path, environment: Mapping[str, str], interrupt_at: s
             interrupt_at = None
     os.close(outer)
     return shell.wait(), left(seen.decode(errors="replace"))
+
+
+def _take_the_terminal() -> None:
+    ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where this runs in the background
 
 
 def left(text: str) -> list[str]:

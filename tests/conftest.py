@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,7 @@ import textwrap
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,6 +104,16 @@ def start_process(
     pipes = {"stdin": None, "stdout": stdout, "stderr": stderr}
     pipes = {name: subprocess.PIPE if file is None else file for name, file in pipes.items()}
     return subprocess.Popen([sys.executable, *python, *begun, *arguments], env=environment, cwd=directory, text=text, **pipes)
+
+
+@contextmanager
+def in_background() -> Iterator[None]:
+    """Processes that are started inside ignore Ctrl-C, as what a script starts with ``&``."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

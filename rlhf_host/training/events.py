@@ -30,6 +30,7 @@ class EventLoop:
 
     As a context manager it also turns the first SIGINT, SIGTERM or SIGHUP into ``stop_requested`` (and cancels what is being
     awaited); a second one raises ``KeyboardInterrupt``. A terminal that is closed may send SIGHUP twice, which counts as one.
+    SIGINT and SIGHUP stay ignored where they were ignored before.
     """
 
     def __init__(self) -> None:

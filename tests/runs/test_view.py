@@ -17,6 +17,8 @@ from rlhf_runs.server import RunsServer
 
 from rlhf_host.runs.directory import RunDirectory
 
+from ..conftest import in_background
+
 pytest.importorskip("plotly")
 pytest.importorskip("aiohttp")
 STEPS = 30
@@ -109,6 +111,18 @@ def test_pieces_are_what_the_files_have_and_only_for_those_with_the_address(runn
     assert (head["status"], head["step"]) == ("finished", STEPS)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 0
+    assert process.stderr.read().endswith("Ended.\n")
+
+
+def test_in_the_background_ctrl_c_is_meant_for_others(view, tmp_path):
+    settings = {"train": {"steps": 9}, "checkpoint": {}, "roles": {"actor": {"model": "m"}}, "data": {"sources": []}}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    with in_background():
+        process, url = view(tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert get(url)[0] == 200
+    process.terminate()
+    assert process.wait(timeout=120) == 0
     assert process.stderr.read().endswith("Ended.\n")
 
 

@@ -98,16 +98,6 @@ def test_before_the_loop_sigterm_is_an_interrupt():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_nohup_is_heeded():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with event_loop(False) as events:
-            signal.raise_signal(signal.SIGHUP)
-            assert not events.stop_requested
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_a_coroutine_that_ends_the_thread_is_an_error_not_a_hang():
     with EventLoop() as events:
 

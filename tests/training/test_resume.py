@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import in_background
+
 SETTINGS = [
     *("--train.steps", "6", "--checkpoint.every", "2", "--checkpoint.keep", "2", "--eval.every", "3", "--eval.n", "2"),
     *(
@@ -145,13 +147,9 @@ def test_an_interrupt_leaves_a_checkpoint_and_a_clean_exit(rlhf, rlhf_process, f
 
 
 def test_a_run_in_the_background_ignores_ctrl_c_and_ends_with_a_checkpoint_when_it_is_terminated(rlhf_process, flags, tmp_path):
-    """A script starts a command with ``&`` so that Ctrl-C does not reach it."""
     run_dir = tmp_path / "run"
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit that
-    try:
+    with in_background():
         process = rlhf_process.start(*flags, "--train.steps", "400", "--run-dir", run_dir)
-    finally:
-        signal.signal(signal.SIGINT, before)
     wait_for(lambda: rows_written(run_dir) >= 1, process)
     process.send_signal(signal.SIGINT)
     known = rows_written(run_dir)

@@ -157,13 +157,28 @@ def test_honest_programs_work_contained(code, level, runner, at_level):
     assert json.loads(told["results"][0]["verdict"]) == {"passed": 1, "of": 1}
 
 
+@pytest.mark.parametrize("level", ["A", "B"])
+def test_signals_do_in_a_program_what_they_do_anywhere(level, runner, at_level):
+    """Also where the run is in the background, and ignores some."""
+    code = "import signal\ndef f(): return [signal.getsignal(n) is signal.SIG_IGN for n in (1, 2, 3, 15)]"
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        told = at_level(level, runner(level).tests(code, suite_of("", "assert f() == [False, False, False, False]")))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert json.loads(told["results"][0]["verdict"]) == {"passed": 1, "of": 1}
+
+
 SLEEPS = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(300)"
 RUN = """
-import asyncio, sys
+import asyncio, signal, sys
 from rlhf_plugin_code_exec import CodeExec
 from rlhf_plugin_code_exec.forms import Programs
 made = CodeExec(CodeExec.Options(timeout_s=300)).runner
 made.level = sys.argv[1]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 asyncio.run(made.tests(sys.argv[2], Programs([""], [""])))
 """
 

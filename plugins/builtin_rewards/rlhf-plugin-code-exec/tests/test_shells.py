@@ -206,6 +206,19 @@ def test_the_time_of_a_command_begins_with_it(session):
     assert outputs(session, "echo here", seconds=0.001)[0].why in ("ended", "late")
 
 
+def test_commands_heed_signals_where_the_run_is_in_the_background(session):
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        [told] = outputs(
+            session, "python3 -c 'import signal; print(*(signal.getsignal(n).name for n in (1, 3)), signal.getsignal(2))'"
+        )
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert told.output.startswith("SIG_DFL SIG_DFL <built-in function default_int_handler>")
+
+
 def test_a_fork_bomb(session):
     first, second = outputs(
         session, ":(){ :|:& };:; sleep 1; echo over", "ls /proc | grep -c '^[0-9]*$' >/dev/null; echo alive", seconds=4

@@ -40,7 +40,9 @@ async def _serve(runs: Sequence[RunDirectory], names: Sequence[str], port: int, 
 
     server, ended = RunsServer(runs, names), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        # A script that starts a command with & has it ignore SIGINT: Ctrl-C is meant for others.
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
     url = await server.start(port)
     click.echo(url)
     click.echo("Ctrl-C ends it.", err=True)

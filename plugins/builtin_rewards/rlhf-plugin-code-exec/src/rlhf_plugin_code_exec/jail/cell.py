@@ -131,7 +131,9 @@ def user_of(job: dict, number: int) -> int:
 
 def _arrange(ends: dict[int, int], status: socket, folder: int) -> socket:
     """Sets up a session, its descriptors and its folder."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A run in the background ignores some, which a program would inherit: what it does may not depend on how the run was begun.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     os.setsid()
     kept = {target: fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 100) for target, end in ends.items()}
     os.dup2(status.fileno(), STATUS, inheritable=False)
