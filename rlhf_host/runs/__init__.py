@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rlhf_host.data.processor import around_pictures
     from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
     from rlhf_host.runs.models import RunModel, at_step, model_steps, run_model, run_of
-    from rlhf_host.runs.usual import usual_settings
     from rlhf_host.training.checkpoints import refuse_damaged
     from rlhf_host.training.saved_rows import read_steps
 
@@ -34,7 +33,6 @@ _HOME = {
     "require_run": "config.run_dir",
     "run_model": "runs.models",
     "run_of": "runs.models",
-    "usual_settings": "runs.usual",
 }
 """Name → its module in ``rlhf_host``, imported when the name is first asked for."""
 
@@ -52,7 +50,6 @@ __all__ = [
     "require_run",
     "run_model",
     "run_of",
-    "usual_settings",
 ]
 
 __getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_host import RunDirectory
-from rlhf_host.runs import RunModel, flat, usual_settings
+from rlhf_host.runs import RunModel, flat
 from rlhf_host.settings import write_yaml
+from rlhf_runs.usual import usual_settings
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 LIBRARIES = ("torch", "transformers", "peft", "vllm", "deepspeed", "ray")

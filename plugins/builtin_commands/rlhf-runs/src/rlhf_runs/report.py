@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host import RunDirectory, UserError
-from rlhf_host.runs import flat, usual_settings
+from rlhf_host.runs import flat
 from rlhf_runs.metrics import described_all
 from rlhf_runs.notes import note_of
 from rlhf_runs.page_policy import page_policy
@@ -23,6 +23,7 @@ from rlhf_runs.pictured import DAMAGED, Pictured
 from rlhf_runs.speakers import turns_of, turns_of_messages
 from rlhf_runs.thumbnails import Thumbnails
 from rlhf_runs.used import UNTOLD, setting_helps, used_settings, written
+from rlhf_runs.usual import usual_settings
 
 MOST = 14_000_000
 """Maximum characters of saved answers in a page, compressed; the newest steps come first."""

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from rlhf_host import RunDirectory, UserError
 from rlhf_host.commands import visible
-from rlhf_host.runs import usual_settings
 from rlhf_runs.folder import chosen_runs
 from rlhf_runs.metrics import PLOTTED, in_order
 from rlhf_runs.names import names_of
 from rlhf_runs.notes import note_of
 from rlhf_runs.terminal import number, plot, short, table
 from rlhf_runs.used import UNTOLD, used_settings, written
+from rlhf_runs.usual import usual_settings
 
 HELP_GROUP = "Look at runs"
 
