@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, DISTRIBUTED = 28_150, 4_640
+CORE, DISTRIBUTED = 28_120, 4_640
 """Lines of code: neither docstrings nor comments nor empty lines."""
 ROOM, LARGER = 3_500, {"data": 4_430, "training": 5_100}
 """Most of a room of the core, and those that have more."""
@@ -32,6 +33,7 @@ IN_VAIN = 45
 def size():
     spec = importlib.util.spec_from_file_location("host_size", ROOT / "benchmarks/host_size.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look there for their types
     spec.loader.exec_module(module)
     return module
 
