@@ -14,7 +14,7 @@ from rlhf_host.data.sources import NO_ROWS, PythonRows
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.garbage import frozen
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.needs import Outcome
+from rlhf_host.records.needs import Needs, Outcome
 from rlhf_host.training import assemble, disk
 from rlhf_host.training.assemble import Started
 from rlhf_host.training.checkpoints import Checkpoint, link_model, load_checkpoint, take_back_replaced
@@ -83,7 +83,8 @@ def _prepared(
         refuse_lost(config, needs, checkpoint, run_dir)
     updates = inputs.steps(config) * config.train.updates_per_batch
     models = models_of(needs, checkpoint.role) if checkpoint else {}
-    kept, loaded = assemble.NONE_KEPT, needs
+    kept = assemble.NONE_KEPT
+    loaded: Needs = needs
     if any(role.precompute for role in config.roles.values()):
         from rlhf_host.training.precompute import precomputed, without
 
