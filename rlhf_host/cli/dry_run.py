@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlhf_host.cli.forecasts import forecasts
 from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.config.tree import SINGLE
-from rlhf_host.errors import UserError
+from rlhf_host.errors import UserError, blaming
+from rlhf_host.plugins.discovery import unchosen
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.selection import find
+from rlhf_host.plugins.selection import find, imported
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 ROWS = 8
@@ -174,3 +175,20 @@ def _is_hub_name(path: str) -> bool:
 
     plugin = path.rpartition(":")[2] in {info.name for info in discover() if info.kind == "tasks"}
     return not plugin and "/" in path and not Path(path).expanduser().exists() and not looks_like_a_file(path)
+
+
+def forecasts(config: RunConfig, manager: PluginManager) -> Iterator[str]:
+    """Yields forecasts of the run by packages. Raises ``UserError`` for a run that would fail, ``RunError`` for a package that
+    does.
+
+    A package takes part with an entry point in the group ``rlhf.forecasts``: a callable that takes the run's ``RunConfig`` and its
+    ``PluginManager`` and returns lines. It raises ``UserError`` for a run that would fail.
+    """
+    for info in unchosen("forecast"):
+        forecast = imported(info)
+        with blaming(str(info), "its call"):
+            told = forecast(config, manager)
+            lines = list(told)
+            if isinstance(told, str) or not all(isinstance(line, str) for line in lines):
+                raise TypeError("it must return lines, a list of texts")
+        yield from lines

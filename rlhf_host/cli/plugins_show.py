@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import click
 
 from rlhf_host import __version__
-from rlhf_host.cli.notes import notes
 from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option
 from rlhf_host.cli.plugins import wrap
+from rlhf_host.errors import asks_to_stop, in_one_line
 from rlhf_host.plugins.about import about
-from rlhf_host.plugins.discovery import WITHOUT_OPTIONS, PluginInfo, discover
-from rlhf_host.plugins.selection import find_all
+from rlhf_host.plugins.discovery import WITHOUT_OPTIONS, PluginInfo, discover, unchosen
+from rlhf_host.plugins.selection import find_all, imported
 from rlhf_host.plugins.verify import Inspection, look_inside
 
 
@@ -65,3 +65,17 @@ def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[s
         default = "required" if option["default"] is None else f"default {option['default']}"
         yield f"    {option['name']}  {option['type']}, {default}"
         yield from (f"        {line}" for line in wrap(option["description"], width - 8))
+
+
+def notes(info: PluginInfo) -> Iterator[str]:
+    """Yields notes about a plugin by packages; of one that fails its error, for what it would say must not be missed.
+
+    A package takes part with an entry point in the group ``rlhf.notes``: a callable that takes a ``PluginInfo`` and returns lines.
+    """
+    for package in unchosen("note"):
+        try:
+            yield from [str(line) for line in imported(package)(info)]
+        except BaseException as error:
+            if asks_to_stop(error):
+                raise
+            yield f"{package} failed: {in_one_line(error)}"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.sampling import Sampler
-from rlhf_host.engines.uniforms import BLOCK, uniform_block
-from rlhf_host.records.episodes import Generation
+from rlhf_host.records.episodes import Generation, SampleKey
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.pictures import shown_in, with_images
+
+BLOCK = 64
+"""Number of uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""
 
 
 class OpenRows:
@@ -135,3 +139,15 @@ class OpenRows:
             tail = self._tokenizer.decode(tail_ids, skip_special_tokens=False)
             hits.append(any(text in tail for text in self._texts[row]))
         return torch.tensor(hits)
+
+
+def uniform_block(keys: Sequence[SampleKey], block: int) -> np.ndarray:
+    """Returns ``[len(keys), BLOCK]`` float64 in [0, 1), 53 random bits each.
+
+    They are SHAKE-128 of the key and the block number: stable across machines, and one hash call per row is cheaper than a
+    generator.
+    """
+    suffix = f"|{block}".encode()
+    digests = [hashlib.shake_128(",".join(map(str, key)).encode() + suffix).digest(8 * BLOCK) for key in keys]
+    words = np.frombuffer(b"".join(digests), dtype="<u8").reshape(len(keys), BLOCK)
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -42,9 +42,9 @@ GROUPS: dict[str, str] = {
 (``plugins.spellings``, ``plugins.recommended``)."""
 
 UNCHOSEN = {"hint": "rlhf.hints", "forecast": "rlhf.forecasts", "note": "rlhf.notes", "step_models": "rlhf.step_models"}
-"""The same for what explains unknown names (``plugins.hints``), for what a dry run asks about the run (``cli.forecasts``), for what
-is known of a plugin that is shown (``cli.notes``), and for what has models of a run's steps (``runs.step_models``). Nobody chooses
-one, so they are no kinds of plugins.
+"""The same for what explains unknown names (``plugins.hints``), for what a dry run asks about the run (``cli.dry_run``), for what
+is known of a plugin that is shown (``cli.plugins_show``), and for what has models of a run's steps (``runs.step_models``). Nobody
+chooses one, so they are no kinds of plugins.
 """
 
 PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.awaiting import await_all
+from rlhf_host.plugins.threads import await_all
 from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
 from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import ScoreContext

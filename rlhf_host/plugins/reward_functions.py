@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_host.errors import PluginError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins import foreign_rewards
-from rlhf_host.plugins.awaiting import await_all
+from rlhf_host.plugins.threads import await_all
 from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
 from rlhf_host.records.needs import ScoreContext
 

@@ -1,10 +1,11 @@
-"""Threads for synchronous hooks."""
+"""Calls of plugins' code side by side: threads for synchronous hooks, and answers that must be awaited."""
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -75,3 +76,15 @@ class Threads:
             del job, future, function
             with self._lock:
                 self._open -= 1
+
+
+async def await_all(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Return all results. ``sys.exit`` in one is an error like others: of a task it would end the event loop, whoever it serves."""
+    return await asyncio.gather(*map(_guarded, awaitables))
+
+
+async def _guarded(one: Awaitable[Any]) -> Any:
+    try:
+        return await one
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error

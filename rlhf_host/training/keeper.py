@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,8 @@ import torch
 from rlhf_host.config.run_dir import BEST, LAST
 from rlhf_host.errors import DivergedError, LostError, RunError, near_matches
 from rlhf_host.phases import phase
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.training.checkpoints import (
     Checkpoint,
@@ -30,11 +34,12 @@ from rlhf_host.training.checkpoints import (
 from rlhf_host.training.disk import WHILE_RUNNING
 from rlhf_host.training.parts import RunParts
 from rlhf_host.training.pending import read_pending, write_pending
-from rlhf_host.training.plugin_states import load_plugins, plugin_sources
-from rlhf_host.training.saving import Saving
 from rlhf_host.training.trained_roles import kept_roles
 
 log = logging.getLogger(__name__)
+
+WAKE_S = 0.5
+"""Seconds between two checks for signals by a thread that waits for a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -278,3 +283,65 @@ async def _held(barrier: Barrier, within_s: float) -> None:
 
 async def _release(barrier: Barrier) -> None:
     barrier.release()
+
+
+def plugin_sources(manager: PluginManager) -> dict[str, str]:
+    """Returns key → ``distribution version`` of the installed plugins."""
+    return {item.key: item.info.source for item in manager.loaded if item.info.distribution != PYTHON}
+
+
+def load_plugins(manager: PluginManager, states: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Gives plugins their states back, and reports those whose version is not the one that wrote the checkpoint.
+
+    Args:
+        sources: ``plugin_sources`` at the time of the checkpoint.
+
+    Raises:
+        RunError: a plugin rejects its state.
+    """
+    now = plugin_sources(manager)
+    changed = {key: (then, now[key]) for key, then in sources.items() if now.get(key, then) != then}
+    for key, (then, other) in changed.items():
+        log.warning("%s is of %s now; %s wrote the checkpoint", key, other, then)
+    for key, state in states.items():
+        try:
+            manager.call(key, "load_state_dict", state=state)
+        except Exception as error:
+            if key not in changed:
+                raise
+            raise RunError(f"{error}; its state was written by {changed[key][0]}: install that version again") from error
+
+
+class Saving:
+    """Work on its own daemon thread, so that a disk that hangs does not keep the process from ending.
+
+    Args:
+        step: step of the checkpoint.
+        work: writes it.
+        here: does the work at once, on this thread.
+    """
+
+    def __init__(self, step: int, work: Callable[[], None], *, here: bool = False):
+        self.step = step
+        self._result: Future[None] = Future()
+        if here:
+            self._do(work)
+        else:
+            threading.Thread(target=self._do, args=(work,), name="rlhf-checkpoint", daemon=True).start()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+            self._result.set_result(None)
+        except BaseException as error:
+            self._result.set_exception(error)
+
+    @property
+    def done(self) -> bool:
+        return self._result.done()
+
+    def wait(self) -> None:
+        """Waits until it is written. Raises the errors of writing."""
+        while not wait([self._result], WAKE_S).done:
+            pass
+        self._result.result()

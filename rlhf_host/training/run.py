@@ -25,8 +25,7 @@ from rlhf_host.training.keeper import CheckpointKeeper
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
 from rlhf_host.training.loop import Loop
-from rlhf_host.training.parts import RunParts
-from rlhf_host.training.progress import Progress
+from rlhf_host.training.parts import Progress, RunParts
 from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
 from rlhf_host.training.trained_roles import models_of

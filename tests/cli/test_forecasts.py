@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_host.cli.forecasts import forecasts
+from rlhf_host.cli.dry_run import forecasts
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.discovery import discover

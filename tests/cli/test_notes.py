@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_host.cli.notes import notes
+from rlhf_host.cli.plugins_show import notes
 from rlhf_host.plugins.discovery import discover
 
 

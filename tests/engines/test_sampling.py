@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from rlhf_host.engines.embedded_rows import BLOCK, uniform_block
 from rlhf_host.engines.sampling import Sampler, inverse_cdf
-from rlhf_host.engines.uniforms import BLOCK, uniform_block
 from rlhf_host.records.episodes import Sampling
 
 LARGEST = 1.0 - 2.0**-53

@@ -28,7 +28,7 @@ from rlhf_host.training.checkpoints import (
     save_checkpoint,
     take_back_replaced,
 )
-from rlhf_host.training.plugin_states import load_plugins, plugin_sources
+from rlhf_host.training.keeper import load_plugins, plugin_sources
 from rlhf_host.training.run_files import write_start
 
 

@@ -22,8 +22,7 @@ from rlhf_host.training.actor_metrics import actor_metrics
 from rlhf_host.training.evaluate import pass_at_k
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.optimize import optimize
-from rlhf_host.training.parts import RunParts
-from rlhf_host.training.progress import Progress
+from rlhf_host.training.parts import Progress, RunParts
 from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.rollout_source import add_outputs, staleness
 from rlhf_host.training.source import Drawn

@@ -30,8 +30,7 @@ from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.measures import of_engines
-from rlhf_host.training.parts import RunParts
-from rlhf_host.training.progress import Progress
+from rlhf_host.training.parts import Progress, RunParts
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.source import Drawn
 
