@@ -5,10 +5,11 @@ python scripts/reached.py BASE         # the change: what differs from this comm
 python scripts/reached.py --why        # with the rule by which each file is reached
 python scripts/reached.py --fast       # files of fast tests nearest to what is not committed, or to the newest commit
 
-A changed file reaches (0) itself, as a test, and the tests in the folder of a shared file of tests; (1) the tests of its package or
-of its room of the host; (2) those of packages that require its package; (3) tests that name one of the package's plugins, or the
-changed file; (4) for a change of the host, the tests of the rooms above it, and the contract of every plugin. It asks for packages
-and rooms, not for lines: commands run in processes of their own, which coverage does not see.
+A changed file reaches (0) itself, as a test, and the tests in the folder of a shared file of tests; (1) the tests of its
+package or of its room of the host; (2) those of packages that require its package; (3) tests that name one of the package's
+plugins, the folder below ``distributed``, or the changed file; (4) for a change of the host, the tests of the rooms above it,
+and the contract of every plugin. It asks for packages and rooms, not for lines: commands run in processes of their own, which
+coverage does not see.
 """
 
 from __future__ import annotations
@@ -111,6 +112,8 @@ def rules_of(file: str) -> Iterator[tuple[int, str, str]]:
             yield 4, rf"tests/{re.escape(room)}/", ""
         yield 4, rf"tests/(?!(?:{'|'.join(map(re.escape, rooms()))})/)", ""  # of no room: commands, docs, packaging
         yield 4, r"plugins/.*/test_contract\.py$", ""
+        if inside[:1] == ["distributed"]:  # runs in several processes are tested in all rooms: those name ray, deepspeed, ...
+            yield 3, "", rf"\b{inside[-1]}\b"
     elif file.startswith("docs/"):
         yield 1, "tests/docs/", ""
     elif file.startswith("plugin_template/"):

@@ -46,6 +46,9 @@ def test_a_change_of_the_host_reaches_its_room_then_the_rooms_above_and_every_co
     assert found["tests/models/test_slices.py"] == 1
     assert found["tests/training/test_rows.py"] == 4
     assert found["plugins/builtin_algos/rlhf-plugin-rloo/tests/test_contract.py"] == 4
+    found = distances("rlhf_host/distributed/deepspeed/backend.py")
+    assert found["tests/distributed/deepspeed/test_ray_autotp.py"] == 1
+    assert found["tests/backends/test_ranks.py"] == 3, "below it, and it names deepspeed"
     above = distances("rlhf_host/training/loop.py")
     assert above.get("tests/models/test_slices.py", 5) == 5, "models are below training"
 

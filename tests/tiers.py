@@ -172,7 +172,7 @@ SLOW = {
         "engines that are killed in a sync",
     ),
     "tests/distributed/sync/test_transfer.py": ("receiver_lost", "receivers that hang or are gone"),
-    "tests/weight_sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
+    "tests/distributed/sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
     "tests/test_examples.py": ("chain_from", "the examples, one after the other"),
     "plugins/builtin_algos/rlhf-plugin-distill/tests/test_sdpo.py": (
         "learns_from_its_own|replay_writes",

@@ -32,10 +32,10 @@ IN_VAIN = 45
 @pytest.fixture(scope="module")
 def size():
     spec = importlib.util.spec_from_file_location("host_size", ROOT / "benchmarks/host_size.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look there for their types
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where its dataclasses look
     spec.loader.exec_module(module)
-    return module
+    yield module
+    del sys.modules[spec.name]
 
 
 @pytest.fixture(scope="module")
