@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .tiers import SLOW
+from .tiers import LONG, SLOW
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,6 +19,13 @@ def test_a_row_names_tests_that_there_are(file):
     words = [word.strip("_") for word in re.findall(r"[a-z_]{5,}", names) if "_" in word]
     assert "def test_" in text or "_contract(" in text
     assert [word for word in words if word not in text] == []
+
+
+def test_long_tests_are_there():
+    lost = [
+        f"{file}::{name}" for file, names in LONG.items() for name in names if f"def {name}(" not in (ROOT / file).read_text()
+    ]
+    assert lost == []
 
 
 def test_the_page_for_contributors_has_the_table():

