@@ -37,6 +37,9 @@ TOGETHER = {
     ),
 }
 """Files that one worker takes, one after the other, and why."""
+
+LONGEST = (*TOGETHER["Ray"], "tests/backends/test_ranks.py", "tests/backends/test_offline_ranks.py", *TOGETHER["wheels"])
+"""What takes longest, first: begun last, it would be left to one worker."""
 RECORD = "RLHF_RECORD_DURATIONS" in os.environ
 """Whether the seconds of what runs are written. Read now: tests change the environment."""
 UNTIL = os.environ.get("RLHF_TESTS_UNTIL")
@@ -64,11 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow(items)
     if UNTIL:
         return  # the files are in the order in which they matter
-    # What takes longest first: begun last, it would be left to one worker.
-    seconds: dict[str, float] = defaultdict(float)
-    for file, both in durations().items():
-        seconds[unit_of(file)] += sum(both)
-    items.sort(key=lambda item: (-seconds[unit_of(file_of(item.nodeid))], unit_of(file_of(item.nodeid))))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(file_of(item.nodeid), len(places)))
 
 
 def pytest_collection_finish() -> None:

@@ -17,6 +17,15 @@ def free_port():
         return free.getsockname()[1]
 
 
+LOADING = threading.Lock()
+"""transformers takes functions of its classes away while it loads: two threads at once would leave them away."""
+
+
+def loaded(path):
+    with LOADING:
+        return AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval().requires_grad_(False)
+
+
 class Sglang:
     """``faults`` are taken one by one by requests to ``/generate``: each gets the answer, and returns what is sent instead.
     ``seen`` has the requests' seeds; none is answered while ``answers`` is not set.
@@ -51,7 +60,7 @@ class Sglang:
 
     def start(self):
         """Starts with the original weights."""
-        self.model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype="float32").eval().requires_grad_(False)
+        self.model = loaded(self.model_path)
         self.tokenizer = AutoTokenizer.from_pretrained(self.model_path)
         self.label, self.up = "default", True
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(30)
@@ -100,7 +109,7 @@ class Sglang:
         if self.wrong_loads:
             self.wrong_loads -= 1  # says that it did
         else:
-            self.model = AutoModelForCausalLM.from_pretrained(body["model_path"], dtype="float32").eval().requires_grad_(False)
+            self.model = loaded(body["model_path"])
         self.label = body["weight_version"]
         self.loaded.append(body["model_path"])
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
