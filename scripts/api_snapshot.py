@@ -82,13 +82,6 @@ def hook_names() -> list[str]:
     return list(hookspecs.RULES)
 
 
-def signature(hook: str) -> str:
-    """As documentation shows it: ``score(trajectories: Sequence[Trajectory], context: ScoreContext) -> ...``."""
-    described = _hook(hook)
-    arguments = ", ".join(f"{name}: {kind}" for name, kind in described["arguments"].items())
-    return f"{hook}({arguments}) -> {described['returns']}"
-
-
 # --- describing ---------------------------------------------------------------------------------
 
 

@@ -94,7 +94,7 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     from rlhf_host.config.run_dir import in_use
     from rlhf_host.training.checkpoints import load_checkpoint
     from rlhf_host.training.inputs import STEPS
-    from rlhf_host.training.resuming import refuse_finished, refuse_lost
+    from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
     from rlhf_host.training.saved_rollouts import SavedRollouts
     from rlhf_host.training.trained_roles import models_of
 
@@ -103,11 +103,12 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     if (checkpoint := load_checkpoint(run_dir)) is None:
         click.echo(f"{run_dir} has no checkpoint: the run would begin again")
         return {}
+    refuse_foreign(checkpoint)
     click.echo(f"{checkpoint.path}: the run would go on after step {checkpoint.step}")
     saved = SavedRollouts(config) if config.from_trajectories is not None else None
     steps = config.train.steps or (saved.steps if saved is not None else STEPS if needs.samples else None)
     refuse_finished(config, checkpoint, run_dir, steps, saved, rows=not needs.samples)
-    refuse_lost(config, needs, checkpoint, run_dir)
+    refuse_lost(config, needs, checkpoint)
     return models_of(needs, checkpoint.role)
 
 

@@ -65,7 +65,7 @@ def read_config(
     values, problems.origins = unwrap(assemble(configs, flags, problems, control, quickstart=quickstart))
     config = RunConfig()
     try:
-        config = RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values, by_alias=True, by_name=False)
     except ValidationError as error:
         _add_misfits(problems, error, control)
     problems.refuse()

@@ -79,7 +79,7 @@ def _recorded(run_dir: Path) -> dict[str, Any] | None:
     ``None`` where no checkpoint says it.
     """
     for _, path in reversed(checkpoint_dirs(run_dir)):
-        with suppress(OSError, ValueError, LookupError, TypeError):  # damaged, of another version, or of before it was recorded
+        with suppress(OSError, ValueError, LookupError, TypeError):  # damaged, or of another version
             recorded = json.loads((path / STATE).read_text("utf-8"))["config"]
             return RunConfig.model_validate(recorded).model_dump(mode="json")
     return None

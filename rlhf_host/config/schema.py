@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from rlhf_host.config.section import Count, Fraction, Open, Section, Temperature, TokenId, TopK, TopP
 from rlhf_host.config.yaml_file import plain, read_yaml
@@ -288,14 +288,6 @@ class PipelineConfig(Section):
         description="let slow episodes finish in later batches, by weights at most so many versions newer; more than async_depth."
         " Default: batches come in the order of the draws",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_is_gone(cls, values: Any) -> Any:
-        """``config.yaml`` of an earlier run has every key."""
-        if isinstance(values, dict) and values.get("switch_tokens", "set") is None:
-            return {key: value for key, value in values.items() if key != "switch_tokens"}
-        return values
 
 
 class EvalConfig(Section):

@@ -103,6 +103,7 @@ FLAGS = {
     "cpu no_cuda": "--actor.device cpu",
     "cuda use_gpu": "--actor.device cuda, the default where there is one",
     "conf config_file yaml cfg": "--config FILE.yaml",
+    "preset recipe environment": "--config NAME",
     "accum grad_accum micro_batch_size mbs": "--train.max-tokens-per-microbatch N, from which micro-batches follow",
 }
 """Names of flags and keys, as ``hints.of_flag`` looks for them → what to type."""

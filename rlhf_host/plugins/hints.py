@@ -1,4 +1,4 @@
-"""Hints for somebody who typed a name that nothing here has: settings that are gone, ``habits``, and the answers of packages.
+"""Hints for somebody who typed a name that nothing here has: ``habits``, and the answers of packages.
 
 A package answers with an entry point in the group ``rlhf.hints``: a callable that takes an ``UnknownName`` and returns
 ``; OpenRLHF's --pretrain is --actor.model here``, or an empty text. It is imported when a name is unknown, and not before.

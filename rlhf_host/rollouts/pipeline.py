@@ -154,7 +154,7 @@ class Pipeline:
             finished: as returned by ``finished``.
         """
         self.stream.load_state_dict(state)
-        self.admission.begin_at(state.get("ordinal", 0), state.get("passed", ()))
+        self.admission.begin_at(state["ordinal"], state.get("passed", ()))
         self._restored = dict(finished)
         if finished:
             self.max_age = max(self.max_age, state["max_age"])

@@ -47,7 +47,7 @@ class Progress:
     def load_state_dict(self, step: int, state: Mapping[str, Any]) -> None:
         self.step = self.begun = step
         self.version, self.best, self.pending = int(state["version"]), state["best"], state["pending"]
-        self.rates, self.stopped = dict(state["rates"]), state.get("stopped")
+        self.rates, self.stopped = dict(state["rates"]), state["stopped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf_host.config.load import load_config
-from rlhf_host.config.run_dir import CONFIG, STATE
+from rlhf_host.config.run_dir import STATE
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Needs
@@ -16,7 +15,7 @@ from rlhf_host.training.checkpoints import TRAINER, Checkpoint, model_written
 from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.trained_roles import check_state
 
-STATE_KEYS = {"version", "best", "pending", "rates", "stream", "plugins"}
+STATE_KEYS = {"version", "best", "pending", "rates", "stopped", "stream", "plugins", "config"}
 
 
 def refuse_foreign(checkpoint: Checkpoint) -> None:
@@ -34,11 +33,10 @@ def _is_like(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return tensor.dtype == other.dtype and tensor.shape == other.shape
 
 
-def refuse_lost(config: RunConfig, needs: Needs, checkpoint: Checkpoint, run_dir: Path) -> None:
+def refuse_lost(config: RunConfig, needs: Needs, checkpoint: Checkpoint) -> None:
     """Raises ``UserError`` if this run could not use something in the checkpoint: optimizers, or draws."""
     check_state(checkpoint.optimizers, needs)
-    recorded = checkpoint.state.get("config") or load_config(run_dir / CONFIG).model_dump()
-    if (then := recorded["backend"]["name"]) != (now := config.backend.name):
+    if (then := checkpoint.state["config"]["backend"]["name"]) != (now := config.backend.name):
         raise UserError(
             f"{checkpoint.path} was written by the backend {then}, and {now} cannot read it: resume with --backend {then}"
         )
@@ -70,7 +68,7 @@ def refuse_finished(
         return
     if saved is not None and checkpoint.step >= saved.steps:
         raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {saved.path} has no more steps")
-    if (reason := checkpoint.state.get("stopped")) is not None:
+    if (reason := checkpoint.state["stopped"]) is not None:
         raise UserError(
             f"{run_dir} was stopped after step {checkpoint.step} by {reason}; to train further, start a new run with"
             f" --actor.model {checkpoint.role('actor')}"

@@ -79,7 +79,7 @@ def _prepared(
     if checkpoint is not None:
         refuse_foreign(checkpoint)
         refuse_finished(config, checkpoint, run_dir, inputs.steps(config), inputs.saved, rows=inputs.units is not None)
-        refuse_lost(config, needs, checkpoint, run_dir)
+        refuse_lost(config, needs, checkpoint)
     updates = inputs.steps(config) * config.train.updates_per_batch
     models = models_of(needs, checkpoint.role) if checkpoint else {}
     kept = assemble.NONE_KEPT

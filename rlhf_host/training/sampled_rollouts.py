@@ -58,4 +58,4 @@ class SampledRollouts:
 
     def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
         self.stream.load_state_dict(state)
-        self.drawn = state.get("ordinal", 0)
+        self.drawn = state["ordinal"]

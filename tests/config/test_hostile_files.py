@@ -111,6 +111,14 @@ def test_what_is_written_reads_back():
     assert plain(read_yaml("out.yaml")) == values
 
 
+def test_a_plugin_without_a_name_and_a_section_by_its_name_in_python_are_refused(rlhf):
+    Path("run.yaml").write_text("algo: {plugin: toy}\nreward: length\nextensions:\n  sift: {name: sift}\n")
+    assert rlhf.refused("train", "--config", "run.yaml", "--actor.model", "m") == [
+        "run.yaml:1: algo.plugin: no algo is chosen; add --algo NAME",
+        "run.yaml:3: extensions: no such key",
+    ]
+
+
 def test_options_apart_from_the_name_are_refused(rlhf):
     Path("run.yaml").write_text(
         "algo: {name: toy, options: {clip_eps: 0.3}}\nreward: length\ndata: [{path: sums, options: {largest: 4}}]\n"

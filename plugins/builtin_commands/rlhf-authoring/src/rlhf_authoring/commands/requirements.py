@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -27,18 +26,7 @@ def requirements(run_dir: Path | None) -> None:
         click.echo(pinned(sorted({info.distribution for info in discover()}), extras_of_host()), nl=False)
         return
     run_dir = require_run(run_dir).parent
-    if (run_dir / FILE).is_file():
-        click.echo((run_dir / FILE).read_text(encoding="utf-8"), nl=False)
-        return
-    for line in _plugins(run_dir / "plugins.json"):
-        click.echo(line)
-    click.echo(f"{run_dir} has no {FILE}: only the versions of its plugins are known", err=True)
-
-
-def _plugins(path: Path) -> list[str]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        installed = (row for row in rows if row["distribution"] and not row["distribution"].endswith(".py"))
-        return sorted({f"{row['distribution']}=={row['version']}" for row in installed})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): the versions of this run are not known") from error
+        click.echo((run_dir / FILE).read_text(encoding="utf-8"), nl=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / FILE} cannot be read ({error}): the versions of this run are not known") from error
