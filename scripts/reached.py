@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,8 +51,8 @@ def main() -> None:
 
 
 def near() -> list[tuple[str, int]]:
-    listed = git("ls-files", "--modified", "--others", "--exclude-standard").splitlines()
-    changed = listed or changed_files("HEAD~1")
+    listed = [git("diff", "--name-only", "--no-renames", "HEAD"), git("ls-files", "--others", "--exclude-standard")]
+    changed = "\n".join(filter(None, listed)).splitlines() or changed_files("HEAD~1")
     tests = [file for file in git("ls-files", "tests/*.py", "plugins/*.py").splitlines() if Path(file).name.startswith("test_")]
     return [row for row in reached(changed, [file for file in tests if (ROOT / file).exists()]) if row[1] <= 2]
 
@@ -73,7 +74,7 @@ def git(*arguments: str) -> str:
 
 def reached(changed: Iterable[str], files: Iterable[str], day: int | None = None) -> list[tuple[str, int]]:
     """Files of tests and the number of the first rule that reaches each, in that order."""
-    rules = [rule for file in changed for rule in rules_of(file)]
+    rules = {rule for file in changed for rule in rules_of(file)}
     files = sorted(files)
     found = {}
     for file in files:
@@ -123,6 +124,7 @@ def rules_of(file: str) -> Iterator[tuple[int, str, str]]:
     yield 3, "", rf"\b{name}\b"
 
 
+@cache
 def requiring(distribution: str) -> list[str]:
     """Folders of packages whose requirements name the distribution."""
     pattern = re.compile(rf'"{re.escape(distribution)}\b(?!-)')
@@ -130,6 +132,7 @@ def requiring(distribution: str) -> list[str]:
     return [str(path.parent.relative_to(ROOT)) for path in projects if pattern.search(path.read_text())]
 
 
+@cache
 def entry_points(project: Path) -> list[str]:
     """Names of the plugins that a package has."""
     if not project.exists():
@@ -148,6 +151,7 @@ def rooms_above(room: str) -> list[str]:
     return [name for floor in above for name in floor if (ROOT / "tests" / name).is_dir()]
 
 
+@cache
 def floors() -> list[list[str]]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")

@@ -315,6 +315,14 @@ def _printed(command: Sequence[str | Path], code: int = 0, **settings: Any) -> s
     return found.stdout
 
 
+def build_wheel(project: Path, out: Path, *flags: str) -> Path:
+    """The project's wheel, from its own source distribution; ``--wheel`` builds it from the folder itself."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, *flags, project]
+    _printed(command, env={**os.environ, "PYTHONPATH": ""})
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution name → wheel, each built from its own source distribution, as a release would be."""
@@ -323,10 +331,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     def build(project: Path) -> tuple[str, Path]:
         name = "rlhf-host" if project == ROOT else project.name
-        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out / name, project]
-        _printed(command, env={**os.environ, "PYTHONPATH": ""})
-        (wheel,) = (out / name).glob("*.whl")
-        return name, wheel
+        return name, build_wheel(project, out / name)
 
     with ThreadPoolExecutor(2) as pool:
         return dict(pool.map(build, projects))

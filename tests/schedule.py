@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ TOGETHER = {
 """Files that one worker takes, one after the other, and why."""
 
 LONGEST = (*TOGETHER["Ray"], "tests/backends/test_ranks.py", "tests/backends/test_offline_ranks.py", *TOGETHER["wheels"])
-"""What takes longest, first: begun last, it would be left to one worker."""
+"""Files that take longest, which begin first: begun last, they would be left to one worker."""
 RECORD = "RLHF_RECORD_DURATIONS" in os.environ
-"""Whether the seconds of what runs are written. Read now: tests change the environment."""
+"""True if the seconds of what runs are written. Read now: tests change the environment."""
 UNTIL = os.environ.get("RLHF_TESTS_UNTIL")
 """When the time of the slow tests is over, in seconds since 1970. What would end later is skipped, and named."""
+PLANNED: Counter[str] = Counter()
+"""File → number of its slow tests that were collected."""
 LEFT = "left, its time is over: "
 MARGIN = 1.5
 """A machine may be slower than the one of which the seconds were recorded."""
@@ -58,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder())
 
 
+@cache
 def durations() -> dict[str, list[float]]:
     """File → seconds of its fast tests, and of its slow ones."""
     return json.loads(DURATIONS.read_text(encoding="utf-8"))
@@ -66,6 +70,7 @@ def durations() -> dict[str, list[float]]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow(items)
     if UNTIL:
+        PLANNED.update(file_of(item.nodeid) for item in items if item.get_closest_marker("slow"))
         return  # the files are in the order in which they matter
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(file_of(item.nodeid), len(places)))
@@ -104,8 +109,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not UNTIL:
         return
     file = file_of(item.nodeid)
-    beside = sum(file_of(other.nodeid) == file for other in item.session.items)
-    expected = MARGIN * durations().get(file, [0.0, 0.0])[SLOW] / beside
+    expected = MARGIN * durations().get(file, [0.0, 0.0])[SLOW] / PLANNED[file]
     if time.time() + expected > float(UNTIL):
         pytest.skip(LEFT + file)
 
@@ -121,7 +125,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 class Recorder:
-    """Adds up the seconds of the files that ran, and writes them in place of those recorded before."""
+    """Adds up the seconds of each file that ran, and writes them in place of those recorded before. It is for runs of both tiers:
+    a file whose tests of one tier did not run has 0 there.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -131,8 +137,6 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         found = {file: both for file, both in durations().items() if (DURATIONS.parents[1] / file).exists()}
-        for file, ran in self.seconds.items():
-            before = found.get(file, [0.0, 0.0])
-            found[file] = [round(now, 1) if now else then for now, then in zip(ran, before, strict=True)]
+        found |= {file: [round(seconds, 1) for seconds in both] for file, both in self.seconds.items()}
         rows = ",\n".join(f" {json.dumps(file)}: {json.dumps(both)}" for file, both in sorted(found.items()) if any(both))
         DURATIONS.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")

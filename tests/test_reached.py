@@ -1,13 +1,12 @@
-"""Which slow tests a change reaches: ``scripts/reached.py``, on this tree."""
+"""Slow tests that a change reaches: ``scripts/reached.py``, on this tree."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
+from .scripts_as_modules import load_script
 from .tiers import slow_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,12 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def reached():
-    spec = importlib.util.spec_from_file_location("reached", ROOT / "scripts/reached.py")
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
+    return load_script("scripts/reached.py")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from rlhf_host.arguments import in_arguments
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.tree import SHORT, SHORTHANDS, fields_of
 
+from ..scripts_as_modules import load_script
+
 OTHERWISE = {"roles": "actor", "reward": "rewards", "with": "extensions", "tracker": "trackers"}
 DOTTED = {"agents", "placement", "max_restarts", "async_depth", "in_flight_updates", "from_trajectories", "debug"}
 """Settings that are arguments of no name of their own."""
@@ -22,11 +23,7 @@ DOTTED = {"agents", "placement", "max_restarts", "async_depth", "in_flight_updat
 
 @pytest.fixture(scope="module")
 def script():
-    path = Path(__file__).parents[2] / "scripts/keywords.py"
-    spec = importlib.util.spec_from_file_location("keywords_script", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scripts/keywords.py")
 
 
 def test_the_types_are_those_of_the_schema(script):

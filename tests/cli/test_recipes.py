@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +18,8 @@ from rlhf_host.config.flags import parse
 from rlhf_host.config.load import read_config
 from rlhf_host.config.recipes import about, recipe_settings, recipes
 from rlhf_host.config.resolve import merge_needs, resolve
+
+from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("0.5B", "7B", "70B")
@@ -38,11 +38,7 @@ OWN_TESTS = {"nemo_gym": "tests/outside/test_nemo_gym.py", "ray_deepspeed_vllm":
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("recipes_script", ROOT / "scripts/recipes.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scripts/recipes.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """The generated sums, and the model that comes with the host."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +10,12 @@ from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, spli
 from rlhf_host.errors import UserError
 from rlhf_host.models.places import find_model
 
+from ..scripts_as_modules import load_script
+
 
 @pytest.fixture(scope="module")
 def script():
-    path = Path(__file__).parents[2] / "scripts/quickstart_model.py"
-    spec = importlib.util.spec_from_file_location("quickstart_script", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scripts/quickstart_model.py")
 
 
 def tasks(split, **options):

@@ -6,7 +6,6 @@ This file, run as a script, is one of the two ranks whose memory under DeepSpeed
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import BackendStart
 from rlhf_host.runtimes.ports import reserved
 
+from ..scripts_as_modules import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "sizing.md"
 SHAPE = {"vocab_size": 50, "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -36,11 +37,7 @@ STAGES = [(stage, precision) for precision in ("fp32", "bf16") for stage in (1, 
 
 @pytest.fixture(scope="module")
 def sizing():
-    spec = importlib.util.spec_from_file_location("sizing", ROOT / "scripts/sizing.py")
-    module = sys.modules["sizing"] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["sizing"]
+    return load_script("scripts/sizing.py")
 
 
 @pytest.fixture(params=[LlamaConfig, Qwen2Config], ids=["llama", "qwen2"])

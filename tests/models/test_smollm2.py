@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from ..scripts_as_modules import load_script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "smollm2.py"
 
@@ -19,11 +20,7 @@ def test_a_directory_that_is_there_is_left_alone(tmp_path):
 
 
 def test_a_broken_file_leaves_nothing_behind(tmp_path):
-    spec = importlib.util.spec_from_file_location("smollm2", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("scripts/smollm2.py")
     (tmp_path / "model.gguf").write_bytes(b"GGUF, but cut off")
     with pytest.raises(SystemExit, match="Error: cannot load the model"):
         script.convert(tmp_path / "model.gguf", tmp_path / "models" / "model")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "constraints/cpu.txt"
@@ -40,12 +40,7 @@ def asked_for(path: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
 @pytest.fixture(scope="module")
 def script():
     """``scripts/cuda_constraints.py`` as a module."""
-    spec = importlib.util.spec_from_file_location("cuda_constraints", ROOT / "scripts/cuda_constraints.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load_script("scripts/cuda_constraints.py")
 
 
 @pytest.mark.parametrize("path", PROJECTS, ids=lambda path: path.parent.name)

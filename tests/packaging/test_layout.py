@@ -1,4 +1,4 @@
-"""What is at the top of the repository: a fixed layout, so that a newcomer finds each part where the README says."""
+"""Layout of the repository's top, which is fixed, so that a newcomer finds each part where the README says."""
 
 from __future__ import annotations
 

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from ..conftest import ROOT, build_wheel
+
 PROJECT = ROOT / "plugins/builtin_commands/rlhf-authoring"
 NEW = ["plugins", "new", "reward", "shorter"]
-
-
-def build(project: Path, out: Path, *flags: str) -> Path:
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), *flags, str(project)]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = out.glob("*.whl")
-    return wheel
 
 
 def files_of(folder: Path) -> list[str]:
@@ -33,7 +27,7 @@ def editable(rlhf, tmp_path) -> list[str]:
 
 @pytest.mark.parametrize("flags", [["--wheel"], []], ids=["from the clone", "from the sdist"])
 def test_a_wheel_writes_what_the_clone_does(editable, flags, new_environment, tmp_path):
-    host, authoring = build(ROOT, tmp_path / "host", "--wheel"), build(PROJECT, tmp_path / "authoring", *flags)
+    host, authoring = build_wheel(ROOT, tmp_path / "host", "--wheel"), build_wheel(PROJECT, tmp_path / "authoring", *flags)
     environment = new_environment(host, authoring)
     environment("rlhf", *NEW, "--output", tmp_path / "new", cwd=tmp_path)
     assert files_of(tmp_path / "new") == editable

@@ -6,14 +6,14 @@ become is in docs/architecture.md. `python benchmarks/host_size.py` prints them 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE, DISTRIBUTED = 28_120, 4_640
@@ -23,7 +23,7 @@ ROOM, LARGER = 3_500, {"data": 4_430, "training": 5_100}
 DOOR = 80
 """Most lines of code of a protocol's file that is a door: one in `rlhf_host/protocols`."""
 LARGER_DOORS = {"runtimes.py": 83}
-FAST_S = 2_050
+FAST_S = 1_830
 """Seconds of all fast tests, one after the other, in tests/durations.json, recorded beside other work; 1,200 are ten minutes on two
 cores."""
 IN_VAIN = 45
@@ -32,11 +32,7 @@ IN_VAIN = 45
 
 @pytest.fixture(scope="module")
 def size():
-    spec = importlib.util.spec_from_file_location("host_size", ROOT / "benchmarks/host_size.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where its dataclasses look
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return load_script("benchmarks/host_size.py")
 
 
 @pytest.fixture(scope="module")

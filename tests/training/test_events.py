@@ -76,7 +76,7 @@ def test_a_closed_terminal_may_say_so_twice(events):
 
 @pytest.mark.parametrize("debug", [False, True], ids=["thread", "debug"])
 def test_signals_that_are_ignored_at_the_start_stay_ignored_but_sigterm(debug):
-    """As in a command that a script starts with ``&``, or with ``nohup``."""
+    """A command that a script starts with ``&``, or with ``nohup``, begins so."""
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -58,7 +58,7 @@ def history(run_dir: Path) -> list[tuple[str, dict]]:
 
 
 def settings(run_dir: Path) -> dict:
-    """What the runs were configured with, as the first of each says."""
+    """Configurations of the runs, as the first of each says."""
     runs = [record.run for _, record in records(run_dir) if record.WhichOneof("record_type") == "run"]
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in runs[0].config.update}
 
