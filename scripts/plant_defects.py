@@ -53,6 +53,7 @@ NEAR = {
     "rlhf_host/functional/returns": "tests/functional/test_returns.py",
     "rlhf_host/functional/statistics": "tests/functional/test_statistics.py",
     "rlhf_host/functional/supervised": "tests/functional/test_preference.py",
+    "rlhf_host/models/adapter_dropout": "tests/training/test_adapter_dropout.py",
     "rlhf_host/models/adapters": "tests/models/test_adapters.py",
     "rlhf_host/models/logprobs": "tests/models/test_logprobs.py",
     "rlhf_host/models/passes": "tests/models/test_passes.py",
@@ -63,6 +64,10 @@ NEAR = {
     ),
     "rlhf_host/training/beside": "tests/training/test_beside.py",
     "rlhf_host/training/following": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
+    "rlhf_host/training/worker": (
+        "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py"
+        " tests/training/test_adapter_dropout.py"
+    ),
     "rlhf_host/training": "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py",
 }
 """Beginning of a path → the fast tests in the folder of that code. Those of another package in ``plugins`` are its own, but for
