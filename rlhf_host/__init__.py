@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.api import Run, evaluate, load_run, replay, rollout, session, train
+    from rlhf_host.api import Run, evaluate, load_run, session, train
     from rlhf_host.errors import PluginError, RunError, UserError
     from rlhf_host.hookspecs import hookimpl
     from rlhf_host.plugins.python_files import import_file
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 __version__ = "0.10.0"
 
 _HOMES = {
-    "rlhf_host.api": "Run evaluate load_run replay rollout session train",
+    "rlhf_host.api": "Run evaluate load_run session train",
     "rlhf_host.errors": "PluginError RunError UserError",
     "rlhf_host.hookspecs": "hookimpl",
     "rlhf_host.plugins.python_files": "import_file",
@@ -172,8 +172,6 @@ __all__ = [
     "import_file",
     "load_run",
     "read_rows",
-    "replay",
-    "rollout",
     "session",
     "train",
 ]

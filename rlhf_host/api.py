@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.arguments import Arguments, Settings, configured, in_arguments, speaking
-from rlhf_host.cli.rollout import prompts_per_step
-from rlhf_host.config.check import check, check_evaluation, check_replay, check_rollout
+from rlhf_host.config.check import check, check_evaluation
 from rlhf_host.config.load import read_config
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.resumed import check_resume
@@ -23,7 +22,7 @@ from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.records.episodes import Sampling, Trajectory
+from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.needs import Needs, Outcome
 from rlhf_host.runs.directory import RunDirectory
 from rlhf_host.runs.models import run_model, run_of
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
         TrainSettings,
         TrajectoryLogSettings,
     )
-    from rlhf_host.training.replay import Replay
     from rlhf_host.training.session import Session
 
 Plugin = Any
@@ -300,106 +298,6 @@ def evaluate(
         return evaluate_only(run.config, manager, None if output is None else Path(output), rows=asked.rows)
 
 
-@speaking()
-def rollout(
-    *,
-    model: str | Path | None = None,
-    data: Data | None = None,
-    rewards: Plugins | None = None,
-    extensions: Plugins | None = None,
-    agent: Plugin | None = None,
-    steps: int | None = None,
-    rollouts: int | None = None,
-    output: str | Path | None = None,
-    config: Settings | None = None,
-    **settings: Any,
-) -> list[Trajectory]:
-    """Samples and scores as the first steps of ``train`` would, without training, as ``rlhf rollout`` does.
-
-    Args:
-        model: the model to sample from.
-        data: tasks to answer.
-        rewards: reward plugins or functions; without any, trajectories are unjudged, and ``replay`` can judge them.
-        extensions: filters of groups.
-        agent: plays the episodes.
-        steps: batches of ``train.batch_size`` prompts; default: 1.
-        rollouts: instead of ``steps``: number of trajectories, rounded up to whole prompts.
-        output: a ``.jsonl`` file for them.
-        config: what ``--config`` takes, or a list of that.
-        **settings: all other settings.
-
-    Raises:
-        UserError: settings or input cannot be used.
-        RunError: too many trajectories could not be judged.
-    """
-    plugins = {"reward": rewards, "with": extensions, "agent": agent}
-    asked = Arguments({**plugins, "model": model, "data": data}, settings)
-    with configured(asked, "rollout", config) as (run, manager):
-        check_rollout(run.config, manager)
-        from rlhf_host.training import saved_rows
-        from rlhf_host.training.answering import rollout_only
-        from rlhf_host.training.records import provenance
-
-        if output is not None:
-            saved_rows.check_output(Path(output))
-        trajectories: list[Trajectory] = []
-        parts: list[bytes] = []
-        origin = provenance(run.config.model_dump(mode="json"), "train")
-
-        def take_in(step: int, collected: Any) -> None:
-            rows = collected.trajectories_in_order()
-            trajectories.extend(rows)
-            if output is not None:
-                parts.append(saved_rows.lines(step, "train", rows, origin, Path(output).parent))
-
-        rollout_only(run.config, manager, prompts_per_step(run.config, steps, rollouts), take_in, rows=asked.rows)
-        if output is not None:
-            saved_rows.write_lines(Path(output), parts)
-        return trajectories
-
-
-@speaking()
-def replay(
-    saved: str | Path | Sequence[Trajectory],
-    *,
-    algo: Plugin | None = None,
-    rewards: Plugins | None = None,
-    extensions: Plugins | None = None,
-    model: str | Path | None = None,
-    config: Settings | None = None,
-    **settings: Any,
-) -> Replay:
-    """Scores saved trajectories and computes their advantages again, as ``rlhf replay`` does.
-
-    Args:
-        saved: a file of ``rlhf rollout``, a run directory or its ``trajectories/``, or what ``rollout`` returned. Texts without
-            tokens are enough without ``algo`` and without plugins that ask models.
-        algo: computes advantages.
-        rewards: new rewards; default: rewards stay as saved.
-        extensions: filters and changes of rewards.
-        model: needed only if a plugin asks for a role.
-        config: what ``--config`` takes, or a list of that.
-        **settings: all other settings.
-
-    Raises:
-        UserError: settings or input cannot be used.
-        RunError: a plugin returns something unusable.
-    """
-    asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "model": model}, settings)
-    with configured(asked, "replay", config) as (run, manager):
-        check_replay(run.config, manager)
-        from rlhf_host.training.replay import replay as score_again
-        from rlhf_host.training.saved_rows import SavedStep, read_steps
-
-        if isinstance(saved, str | Path):
-            steps = read_steps(Path(saved), texts=run.config.algo is None)
-        elif saved:
-            steps = [SavedStep(1, "train", list(saved), {}, where="the trajectories")]
-        else:
-            raise UserError("there are no trajectories to replay")
-        return score_again(run.config, manager, steps)
-
-
 @contextmanager
 def session(
     config: RunConfig | Settings | None = None,
@@ -417,8 +315,8 @@ def session(
     Args:
         config: what ``--config`` takes, or a complete configuration as commands have it, which leaves no room for other arguments.
         model: the actor.
-        data: tasks for ``collector`` and ``evaluation``.
-        rewards: rewards for these.
+        data: tasks for ``sample``.
+        rewards: score the answers.
         extensions: filters of groups.
         agent: plays the episodes.
         needs: the roles to load; default: the actor, and frozen roles that plugins ask for.
@@ -440,6 +338,6 @@ def session(
     with (
         speaking(),
         configured(asked, "rollout", config) as (ready, manager),
-        run(ready.config, manager, needs=needs) as running,
+        run(ready.config, manager, needs=needs, rows=asked.rows) as running,
     ):
         yield running

@@ -179,23 +179,10 @@ def test_each_of_several_rewards_is_evaluated(small, tiny_model):
     assert {name: found[f"eval/reward/{name}"] for name in ("low", "high", "mean")} == {"low": 0.25, "high": 0.75, "mean": 1.0}
 
 
-def test_rollouts_come_as_trajectories_and_are_replayed(small):
-    settings = {name: value for name, value in small.items() if name != "run_dir"}
-    rows = rlhf_host.rollout(rewards=vowels, output="rolled.jsonl", **settings)
-    assert len(rows) == 8
-    assert [row.reward for row in rows] == [vowels(row.text, None) for row in rows]
-    found = rlhf_host.replay(rows, rewards=lambda text: float(len(text)), algo="rloo")
-    assert [change.reward for change in found.changes] == [float(len(row.text)) for row in rows]
-    again = rlhf_host.replay("rolled.jsonl", rewards=lambda text: float(len(text)), algo=Plain)
-    assert [change.new.advantage for change in again.changes] == [float(len(row.text)) for row in rows]
-    assert again.summary()["trajectories"] == 8
-
-
-def test_rollouts_without_a_reward_wait_for_one(small):
-    rows = rlhf_host.rollout(**{name: value for name, value in small.items() if name != "run_dir"})
-    assert {row.reward for row in rows} == {None}
-    found = rlhf_host.replay(rows, rewards=vowels)
-    assert [change.reward for change in found.changes] == [vowels(row.text, None) for row in rows]
+def sampled(**settings):
+    """The trajectories of one step."""
+    with rlhf_host.session(**settings) as running:
+        return running.sample(1, running.config.train.batch_size).trajectories_in_order()
 
 
 @pytest.mark.parametrize("kind", ["dataset", "splits", "frame", "generator", "tuple"])
@@ -211,21 +198,19 @@ def test_data_in_memory(small, kind, tiny_model):
         "generator": (row for row in ROWS),
         "tuple": tuple(ROWS),
     }[kind]
-    rows = rlhf_host.rollout(**{**small, "data": data, "run_dir": None}, **{"data.shuffle": False})
+    rows = sampled(**{**small, "data": data, "run_dir": None}, **{"data.shuffle": False})
     assert [row.task.prompt for row in rows] == [ROWS[i]["prompt"] for i in (0,) * 4 + (1,) * 4]
 
 
 def test_columns_are_named_as_for_files(small):
     data = [{"frage": "1+1=", "antwort": "2"}]
-    rows = rlhf_host.rollout(
-        **{**small, "data": data, "run_dir": None}, **{"data.prompt_key": "frage", "data.label_key": "antwort"}
-    )
+    rows = sampled(**{**small, "data": data, "run_dir": None}, **{"data.prompt_key": "frage", "data.label_key": "antwort"})
     assert {(row.task.prompt, row.task.ground_truth) for row in rows} == {("1+1=", "2")}
 
 
 def test_malformed_rows_are_named_by_their_place(small):
     with pytest.raises(UserError, match=r"data\[1\]: 'prompt' is empty"):
-        rlhf_host.rollout(**{**small, "data": [ROWS[0], {"prompt": "", "label": "1"}], "run_dir": None})
+        sampled(**{**small, "data": [ROWS[0], {"prompt": "", "label": "1"}], "run_dir": None})
 
 
 # --- what a run with objects leaves behind ------------------------------------------------------

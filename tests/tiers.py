@@ -169,7 +169,7 @@ SLOW = {
     "tests/distributed/sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
     "tests/test_examples.py": ("chain_from", "the examples, one after the other"),
     "plugins/builtin_algos/rlhf-plugin-distill/tests/test_sdpo.py": (
-        "learns_from_its_own|replay_writes",
+        "learns_from_its_own",
         "runs that learn from their own solutions, and resume",
     ),
     "plugins/builtin_algos/rlhf-plugin-entropy/tests/test_entropy.py": (
@@ -234,8 +234,12 @@ SLOW = {
         "a server that hangs until its deadline",
     ),
     "tests/cli/test_pictures.py": ("saved_pictures", "saved pictures that are trained on"),
-    "tests/cli/test_generate.py": ("killed_command", "a command that is killed and continued"),
-    "tests/cli/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
+    "plugins/builtin_commands/rlhf-samples/tests/test_generate.py": (
+        "killed_command",
+        "a command that is killed and continued",
+    ),
+    "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
+    "tests/cli/test_samples.py": ("prompts_of_the_run", "trajectories of an algorithm that writes prompts, scored again"),
     "tests/distributed/vllm/test_vllm.py": (r"before_the_first_sync\[untied\]", "a second kind of model"),
     "tests/distributed/vllm/test_adapters.py": ("every_version", "adapters in vLLM"),
     "tests/training/test_waits.py": (r"\[on-recompute\]", "reads of the device, with old log-probabilities computed again"),

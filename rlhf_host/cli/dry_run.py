@@ -64,12 +64,11 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(line)
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
-        from rlhf_host.models.loading import sizes
         from rlhf_host.training.saved_rollouts import SavedRollouts
         from rlhf_host.training.saved_rows import check_vocabulary
 
         splits, saved = [], SavedRollouts(config)
-        check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
+        check_vocabulary(saved.saved, config.roles["actor"])
         for line in saved.report:
             click.echo(line)
     for split, data, seed in splits:

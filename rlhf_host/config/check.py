@@ -54,7 +54,7 @@ def check(run: Resolved, manager: PluginManager, needs: Needs) -> list[str]:
 
 def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
     """Refuse evaluations that cannot be done. Raises ``UserError``, one line per reason."""
-    lines = [*_eval_refusals(config.eval), *_reward_refusals(config, manager), *_server_refusals(manager)]
+    lines = [*_eval_refusals(config.eval), *scoring_refusals(config, manager)]
     if not config.roles["actor"].model:
         lines.append("no model to evaluate: give --actor.model PATH, or --checkpoint RUN_DIR")
     if not config.eval.data.sources:
@@ -64,22 +64,10 @@ def check_evaluation(config: RunConfig, manager: PluginManager) -> None:
     fail(lines)
 
 
-def check_rollout(config: RunConfig, manager: PluginManager) -> None:
-    """Refuse rollouts that cannot be made. Raises ``UserError``, one line per reason."""
-    lines = [*_reward_refusals(config, manager), *_server_refusals(manager)]
-    if not config.roles["actor"].model:
-        lines.append("no model to sample from: give --actor.model PATH")
-    if not config.data.sources:
-        lines.append("no data: give --data PATH")
-    fail(lines)
-
-
-def check_replay(config: RunConfig, manager: PluginManager) -> None:
-    """Refuse replays that would change nothing. Raises ``UserError``, one line per reason."""
-    lines = list(_reward_refusals(config, manager))
-    if not (config.reward or config.algo or config.extensions):
-        lines.append("nothing is chosen to replay with: give --reward NAME, --algo NAME or --with NAME")
-    fail(lines)
+def scoring_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:
+    """Yields what makes it impossible to play and score episodes, one line each."""
+    yield from _reward_refusals(config, manager)
+    yield from _server_refusals(manager)
 
 
 def _reward_refusals(config: RunConfig, manager: PluginManager) -> Iterator[str]:

@@ -84,7 +84,7 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
         from rlhf_host.training.saved_rows import check_vocabulary
 
         saved = SavedRollouts(config)
-        check_vocabulary(saved.saved, sizes(config.roles["actor"])[0])
+        check_vocabulary(saved.saved, config.roles["actor"])
         return Inputs(tokenizer, saved=saved)
     tasks = tasks_of(config, config.data, "train", tokenizer, rows, manager)
     if AlgoNeeds.of(needs).unit_rows:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_host.config.run_dir import CONFIG, named_run, near_runs
+from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.directories import write_file
@@ -20,7 +21,7 @@ from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
 from rlhf_host.records.pictures import is_list, is_picture, pictures_in
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.picture_files import PictureFiles
-from rlhf_host.training.records import json_line, record
+from rlhf_host.training.records import json_line, provenance, record
 
 Split = Literal["train", "eval"]
 
@@ -49,6 +50,16 @@ class SavedStep:
     def origin(self) -> dict[str, Any]:
         """Origin of the rows, as ``lines`` writes it."""
         return {"sampling": self.sampling, "weights": self.weights}
+
+    @classmethod
+    def of(cls, config: RunConfig, step: int, split: Split, rows: Sequence[Trajectory]) -> SavedStep:
+        """Returns rows that were sampled and scored as ``config`` says."""
+        return cls(step, split, list(rows), **provenance(config.model_dump(mode="json"), split))
+
+    def require_tokens(self, why: str) -> None:
+        """Raises ``UserError`` if the file has only texts."""
+        if not self.tokens:
+            raise UserError(f"{self.where}: {why}: {WITH_TOKENS}")
 
     def groups(self) -> list[Group]:
         """Returns the judged trajectories by group, in file order."""
@@ -107,12 +118,27 @@ def write_lines(path: Path, parts: Iterable[bytes]) -> None:
     write_file(path, b"".join(parts))
 
 
-def check_output(path: Path) -> None:
-    """Raises ``UserError`` for a file that exists already, or whose name would prevent reading it back."""
-    if file_format(path) not in LINES or path.suffix.lower() not in LINES:
-        raise UserError(f"--output {path}: trajectories are JSON lines: give it a name that ends in .jsonl")
-    if path.exists():
-        raise UserError(f"--output {path}: this file already exists: choose another name, or remove it")
+class TrajectoryFile:
+    """A new file of trajectories, which is written whole.
+
+    Raises:
+        UserError: the file exists already, or its name would prevent reading it back.
+    """
+
+    def __init__(self, path: Path):
+        if path.suffix.lower() not in LINES:
+            raise UserError(f"--output {path}: trajectories are JSON lines: give it a name that ends in .jsonl")
+        if path.exists():
+            raise UserError(f"--output {path}: this file already exists: choose another name, or remove it")
+        self.path = path
+        self._parts: list[bytes] = []
+
+    def add(self, step: SavedStep) -> None:
+        self._parts.append(lines(step.step, step.split, step.rows, step.origin, self.path.parent))
+
+    def write(self) -> None:
+        """Writes what was added; creates missing directories."""
+        write_lines(self.path, self._parts)
 
 
 class _Strict(BaseModel):
@@ -424,8 +450,11 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
 
-def check_vocabulary(steps: Iterable[SavedStep], size: int | None) -> None:
-    """Raises ``UserError`` for a token outside the vocabulary of a model with ``size`` tokens, if the size is known."""
+def check_vocabulary(steps: Iterable[SavedStep], actor: RoleConfig) -> None:
+    """Raises ``UserError`` for a token outside the model's vocabulary, if its size is known."""
+    from rlhf_host.models.loading import sizes
+
+    size, _ = sizes(actor)
     for step in steps if size is not None else ():
         highest = max((max(s.token_ids, default=0) for row in step.rows for s in row.segments), default=0)
         if highest >= (size or 0):

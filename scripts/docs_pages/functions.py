@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import rlhf_authoring
+import rlhf_samples
 from pydantic import BaseModel
 from rlhf_authoring.contracts import subject as contracts
 
@@ -37,8 +38,10 @@ def functional_page() -> str:
 
 def python_page() -> str:
     parts = ["# Python", prose(inspect.getdoc(api) or ""), "[A page with examples](../python.md) comes first."]
-    for name in ("train", "evaluate", "rollout", "replay", "session"):
+    for name in ("train", "evaluate", "session"):
         parts += _function(name, getattr(api, name))
+    for name in ("rollout", "replay"):
+        parts += _function(f"rlhf_samples.{name}", getattr(rlhf_samples, name))
     nodes = {node.name: node for node in ast.parse(inspect.getsource(api)).body if isinstance(node, ast.ClassDef)}
     return "\n\n".join([*parts, "## `Run` { #Run }", *record(nodes["Run"])])
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-import rlhf_host
+import rlhf_samples
+
 from rlhf_host import EpisodeFailed, Step, hookimpl
 
 
@@ -55,7 +56,7 @@ class Unlucky:
 def test_failed_episodes_are_in_the_log_and_nothing_judges_them(rlhf_here, tmp_path):
     saved, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
     settings = {"rollout.n": 2, "train.batch_size": 2, "rollout.max_new_tokens": 6, "rollout.max_unjudged": 0.6}
-    rows = rlhf_host.rollout(
+    rows = rlhf_samples.rollout(
         agent=Unlucky(), rewards="math_verifier", model="quickstart", data="arithmetic", output=saved, **settings
     )
     assert [row.unjudged_reason for row in rows] == [None, None, "failed: no sandbox", "failed: no sandbox"]

@@ -207,7 +207,7 @@ def test_inside_a_running_loop_it_is_refused(tiny_model, prompts, reward_plugins
     monkeypatch.syspath_prepend(str(reward_plugins))
 
     async def notebook():
-        rlhf_host.rollout(model=tiny_model, data=str(prompts), rewards="vowels", debug=True)
+        rlhf_host.evaluate(model=tiny_model, data=str(prompts), rewards="vowels", debug=True)
 
     with pytest.raises(rlhf_host.UserError, match="in this thread, which has one already, as in a notebook"):
         asyncio.run(notebook())

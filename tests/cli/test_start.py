@@ -11,8 +11,8 @@ from rlhf_host.cli.main import main
 ELSEWHERE = {
     "bisect": "plugins/builtin_syncs/rlhf-sync-delta/tests/test_runs.py",
     "train": "tests/training/test_resume.py",
-    "rollout": "tests/cli/test_rollout.py",
-    "generate": "tests/cli/test_generate.py",
+    "rollout": "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py",
+    "generate": "plugins/builtin_commands/rlhf-samples/tests/test_generate.py",
     "merge-lora": "tests/cli/test_merge_lora.py",
     "doctor": "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py",
     "serve": "tests/cli/test_serve.py",

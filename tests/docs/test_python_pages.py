@@ -17,7 +17,7 @@ from rlhf_host.plugins.reward_functions import OFFERS
 from .conftest import DOCS, ROOT, blocks
 
 
-@pytest.mark.parametrize(("script", "last"), [("first.py", "0.0"), ("ask.py", "")])
+@pytest.mark.parametrize(("script", "last"), [("first.py", "0.0"), ("ask.py", ""), ("samples.py", "0.")])
 def test_a_script_of_the_python_page_runs(script, last, tiny_model, tmp_path, monkeypatch, capsys):
     (source,) = [block.body for block in blocks(DOCS / "python.md") if block.title == script]
     monkeypatch.chdir(tmp_path)

@@ -55,10 +55,27 @@ def test_a_whole_configuration_is_taken_as_it_is(tiny_model):
         pass
 
 
-def test_rewards_judge_what_a_collector_collects(tiny_model):
-    rows = [{"prompt": "1+1=", "label": "2"}]
-    with rlhf_host.session(model=tiny_model, data=rows, rewards=lambda text: len(text) / 10, **SMALL) as running:
-        assert running.collector().judges
+def test_it_samples_its_data_and_answers_tasks_scored_or_not(tiny_model):
+    rows = [{"prompt": f"{number}+1=", "label": str(number + 1)} for number in range(3)]
+    settings = {"model": tiny_model, "data": rows, "n": 2, "data.shuffle": False, **SMALL}
+    with rlhf_host.session(rewards=lambda text: len(text) / 10, **settings) as running:
+        first, second = running.sample(1, 2).groups, running.sample(2, 2).groups
+        answered = running.answer(1, [first[1].task])
+    assert [group.task.prompt for group in (*first, *second)] == ["0+1=", "1+1=", "2+1=", "0+1="]
+    assert [group.group_id for group in second] == ["train-2-0", "train-2-1"]
+    assert all(row.reward == len(row.text) / 10 for group in first for row in group.trajectories)
+    (again,) = answered.groups
+    assert [row.text for row in again.trajectories] == [row.text for row in first[1].trajectories]
+    with rlhf_host.session(**settings) as running:
+        bare = running.sample(1, 2)
+    assert bare.groups == []
+    assert [row.reward for row in bare.unjudged_rows] == [None] * 4
+    assert {row.text for row in bare.unjudged_rows} == {row.text for group in first for row in group.trajectories}
+
+
+def test_without_roles_nothing_is_loaded():
+    with rlhf_host.session(model="nowhere", needs=Needs(), **SMALL) as running:
+        assert (running.roles, running.tokenizer, running.started) == ({}, None, None)
 
 
 def test_a_model_that_is_not_there_is_refused():

@@ -20,7 +20,8 @@ def play():
 
     def run(name, data=SUMS, **settings):
         settings = {"rollout.n": 2, "train.batch_size": 2, "rollout.max_new_tokens": 8, "train.threads": 1} | settings
-        return rlhf_host.rollout(agent=f"{FILE}:{name}", model="quickstart", data=data, **settings)
+        with rlhf_host.session(agent=f"{FILE}:{name}", model="quickstart", data=data, **settings) as running:
+            return running.sample(1, settings["train.batch_size"]).trajectories_in_order()
 
     return run
 

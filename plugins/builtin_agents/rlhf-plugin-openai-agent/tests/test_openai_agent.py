@@ -25,7 +25,8 @@ def play(tmp_path):
             options["function"] = f"{HERE}/functions.py:{function}"
         agent = {"name": "openai_agent", **options}
         settings = {"rollout.n": 2, "train.batch_size": 2, "rollout.max_new_tokens": 6, "train.threads": 1} | settings
-        return rlhf_host.rollout(agent=agent, model="quickstart", data="arithmetic", **settings)
+        with rlhf_host.session(agent=agent, model="quickstart", data="arithmetic", **settings) as running:
+            return running.sample(1, settings["train.batch_size"]).trajectories_in_order()
 
     return run
 

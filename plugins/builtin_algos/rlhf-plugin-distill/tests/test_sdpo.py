@@ -197,16 +197,6 @@ def test_a_run_learns_from_its_own_solutions_and_resumes_as_if_it_had_not_stoppe
     assert any(row["grad_norm"] > 0 for row in whole)
 
 
-def test_a_replay_writes_the_same_prompts(tmp_path):
-    saved = {"trajectories.tokens": True, "trajectories.every": 1, "trajectories.max_per_step": 0}
-    train(tmp_path / "run", steps=1, checkpoint={"every": 1, "keep": 0}, **saved)
-    algo = {"name": "sdpo", **SHORT, "template": "{solution} {prompt}", "feedback": "never"}
-    first = tmp_path / "run/checkpoints/step-000001/model"
-    found = rlhf_host.replay(str(tmp_path / "run"), algo=algo, rewards=[right], model=str(first), **{"rollout.n": 8})
-    assert found.summary()["trajectories"] == 32
-    assert found.summary()["rewards_changed"] == found.summary()["advantages_changed"] == 0
-
-
 def test_texts_without_tokens_are_refused_before_the_run(tmp_path):
     with pytest.raises(UserError, match=r"reads the text of template as .*give algo.template"):
         train(tmp_path / "run", options={"template": "{prompt}{solution} Try again."})

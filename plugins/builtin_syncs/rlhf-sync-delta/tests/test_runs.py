@@ -173,9 +173,9 @@ def test_commands_take_the_model_of_a_step(place, fifty):
     )
     for name in ("eval/reward/mean", "eval/length/mean"):
         assert one[name] == here[name]
-    sampled = ("--data", "data.jsonl", "--rollout.max-new-tokens", "4", "--rollout.n", "2", "--output", "out.jsonl")
-    rlhf(place, "rollout", "--model", "short@41", *sampled)
-    assert (place / "out.jsonl").is_file()
+    sampling = {"data": str(place / "data.jsonl"), "n": 2, "max_new_tokens": 4}
+    with rlhf_host.session(model=str(place / "short@41"), **sampling) as running:
+        assert len(running.sample(1, 3).unjudged_rows) == 6
 
 
 def test_steps_that_another_sync_trained_again_are_not_those_that_were_kept(place, fifty):

@@ -58,7 +58,7 @@ class Made:
     prompts: list[dict[str, Any]]
     """Rows that are answered before and after."""
     judges: dict[str, Any]
-    """Rewards and agent, as ``rlhf_host.rollout`` and ``train`` take them."""
+    """Rewards and agent, as ``rlhf_host.session`` and ``train`` take them."""
     training: dict[str, Any]
     """All other arguments of ``train``."""
     steps: int = STEPS
@@ -133,17 +133,10 @@ def _learn(made: Made, model: Path, run_dir: Path) -> Learned:
 def _judged(made: Made, model: Path) -> list[float]:
     """Rewards of ``SAMPLED`` answers."""
     count = len(made.prompts)
-    rows = rlhf_host.rollout(
-        model=model,
-        data=made.prompts,
-        rollouts=SAMPLED,
-        batch_size=count,
-        n=SAMPLED // count,
-        max_new_tokens=TOKENS,
-        seed=1,
-        kernels="none",
-        **made.judges,
-    )
+    with rlhf_host.session(
+        model=model, data=made.prompts, n=SAMPLED // count, max_new_tokens=TOKENS, seed=1, kernels="none", **made.judges
+    ) as running:
+        rows = running.sample(1, count).trajectories_in_order()
     values = [row.reward for row in rows if row.reward is not None]
     if len(values) < len(rows) / 2:
         raise NotShown(f"{len(rows) - len(values)} of {len(rows)} answers to the made task have no reward")

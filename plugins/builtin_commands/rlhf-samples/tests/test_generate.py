@@ -9,11 +9,9 @@ import signal
 import time
 
 import pytest
+from rlhf_samples import best_answers
 
-from rlhf_host.records.episodes import Segment, Task, Trajectory
-from rlhf_host.training import best_answers
-
-SCORE = "{prompt} <{reward:.2f}> "
+from rlhf_host import Segment, Task, Trajectory
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def test_what_was_interrupted_is_continued_to_the_same_file(generate, tmp_path, 
 
 def test_a_killed_command_is_continued_too(rlhf_process, flags, generate, tmp_path):
     whole, _ = generate(name="whole.jsonl")
-    process = rlhf_process.start(*flags, "--output", tmp_path / "best.jsonl")
+    process = rlhf_process(*flags, "--output", tmp_path / "best.jsonl")
     deadline = time.monotonic() + 120
     while not ((tmp_path / "best.jsonl").exists() and (tmp_path / "best.jsonl").stat().st_size):
         assert process.poll() is None, process.communicate()
@@ -124,30 +122,6 @@ def test_other_prompts_are_refused(generate, tmp_path, prompts, monkeypatch):
     generate("--data", mine)
     mine.write_text(mine.read_text().replace("3+21", "3+22"))
     assert "was begun with other prompts" in generate("--data", mine, code=2)[1]
-
-
-@pytest.mark.parametrize("condition", [(), ("--data.condition", SCORE, "--eval.data.condition", SCORE)])
-def test_the_answers_are_data_to_train_on(generate, rlhf_here, tiny_model, tmp_path, condition):
-    generate()
-    run = (
-        *condition,
-        "--actor.model",
-        tiny_model,
-        "--train.batch-size",
-        "8",
-        "--actor.lr",
-        "1e-3",
-        "--run-dir",
-        tmp_path / "run",
-    )
-    result = rlhf_here(
-        "train", "--algo", "sft", "--data", tmp_path / "best.jsonl", "--eval.data", tmp_path / "best.jsonl", *run
-    )
-    assert result.exit_code == 0, result.output
-    assert "read as generated" in result.output
-    assert ("> ⟦" in result.output) == bool(condition)
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["eval/nll"] < rows[0]["eval/nll"]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_host.training.saved_rows import read_steps
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+from rlhf_host.runs import read_steps
 
 
 def row(group: str, sample: int, text: str, reward: float | None, **values) -> dict:
@@ -72,8 +67,8 @@ def test_weights_are_those_given_now(replay, saved):
 
 
 def test_advantages_before_and_after(replay, saved):
-    """RLOO by hand: the reward less the mean of the group's two others."""
-    found = replay(saved, "--reward", "vowels", "--algo", "rloo", "--json")
+    """By hand: the reward less the mean of the group's two others."""
+    found = replay(saved, "--reward", "vowels", "--algo", "baseline", "--json")
     assert [old for old, _ in pairs(found, "advantage")] == pytest.approx([0.75, -0.75, 0.0, -1.5, -1.5, 3.0])
     assert [new for _, new in pairs(found, "advantage")] == pytest.approx([0.375, 0.0, -0.375, 0.0, 0.0, 0.0])
     assert found["summary"]["old_advantages"] == "recomputed from the saved rewards"
@@ -81,15 +76,15 @@ def test_advantages_before_and_after(replay, saved):
 
 
 def test_an_algorithm_alone_keeps_the_rewards(replay, saved):
-    found = replay(saved, "--algo", "grpo", "--json")
+    found = replay(saved, "--algo", "baseline", "--json")
     assert all(old == new for old, new in pairs(found, "reward"))
     group = [new for _, new in pairs(found, "advantage")][:3]
-    assert group == pytest.approx([1.0, -1.0, 0.0], abs=1e-4)
+    assert group == pytest.approx([0.75, -0.75, 0.0])
 
 
 def test_a_file_with_advantages_shows_those_as_old(replay, tmp_path):
     rows = [row("a", i, "aa", float(i), advantage=advantage) for i, advantage in enumerate([0.5, -0.25])]
-    found = replay(write(tmp_path / "own.jsonl", rows), "--algo", "rloo", "--json")
+    found = replay(write(tmp_path / "own.jsonl", rows), "--algo", "baseline", "--json")
     assert pairs(found, "advantage") == [(0.5, -1.0), (-0.25, 1.0)]
     assert found["summary"]["old_advantages"] == "as saved"
     assert found["summary"]["advantages_flipped"] == 2
@@ -97,7 +92,7 @@ def test_a_file_with_advantages_shows_those_as_old(replay, tmp_path):
 
 def test_what_a_filter_would_drop_is_told_and_left_out(replay, saved, tmp_path):
     found = replay(
-        *(saved, "--reward", "vowels", "--with", "dynamic_filtering", "--algo", "rloo", "--json", "--output", "kept.jsonl")
+        *(saved, "--reward", "vowels", "--with", "differing", "--algo", "baseline", "--json", "--output", "kept.jsonl")
     )
     # In group b every answer has the same score, so it teaches nothing.
     assert [each["dropped"] is not None for each in found["trajectories"]] == [False] * 3 + [True] * 3
@@ -111,9 +106,9 @@ def test_what_a_filter_would_drop_is_told_and_left_out(replay, saved, tmp_path):
 def test_what_an_extension_does_to_rewards_and_masks(replay, tmp_path):
     rows = [row("a", i, "aaaa", 1.0, finish_reason="length" if i else "stop") for i in range(2)]
     path = write(tmp_path / "cut.jsonl", rows)
-    found = replay(path, "--with", "stop_properly", "--with.stop_properly.coef", "0.25", "--json")
+    found = replay(path, "--with", "lowered", "--json")
     assert pairs(found, "reward") == [(1.0, 1.0), (1.0, 0.25)]
-    found = replay(path, "--with", "overlong_masking", "--algo", "grpo", "--json")
+    found = replay(path, "--with", "whole", "--algo", "baseline", "--json")
     assert [each["masked"] for each in found["trajectories"]] == [False, True]
 
 
@@ -123,11 +118,11 @@ def test_a_reward_that_cannot_judge_says_so(replay, saved):
     assert found["trajectories"][0]["unjudged"] == "picky: could not judge"
     found = replay(saved, "--reward", "broken", "--json")
     why = found["trajectories"][0]["unjudged"]
-    assert re.fullmatch(r"broken: ConnectionError: the judge is down \(.*test_rewards\.py:\d+\)", why)
+    assert re.fullmatch(r"broken: ConnectionError: the judge is down \(.*samples_plugins\.py:\d+\)", why)
 
 
 def test_the_table_shows_what_changed_most(replay, saved):
-    output = replay(saved, "--reward", "vowels", "--algo", "rloo", "--rows", "1")
+    output = replay(saved, "--reward", "vowels", "--algo", "baseline", "--rows", "1")
     lines = output.splitlines()
     assert lines[0].split() == ["step", "group", "sample", "answer", "label", "reward", "advantage"]
     assert lines[1].split() == ["1", "b", "2", "ee", "x", "3", "→", "0.25", "3", "→", "0"]
@@ -135,32 +130,32 @@ def test_the_table_shows_what_changed_most(replay, saved):
     assert len(replay(saved, "--reward", "vowels", "--rows", "0").splitlines()) > len(lines)
 
 
-def test_no_model_is_loaded(rlhf, saved):
+def test_no_model_is_loaded(rlhf_here, saved):
     """Not even named: the texts are in the file."""
-    out = rlhf.run("replay", saved, "--reward", "vowels", "--algo", "rloo", "--json").stdout
-    assert json.loads(out)["summary"]["trajectories"] == 6
+    result = rlhf_here("replay", saved, "--reward", "vowels", "--algo", "baseline", "--json")
+    assert json.loads(result.stdout)["summary"]["trajectories"] == 6
+    assert "Loading actor" not in result.stderr
 
 
-def test_a_role_is_loaded_when_a_plugin_asks_for_it(replay, rlhf_here, small_run, tiny_model):
+def test_a_role_is_loaded_when_a_plugin_asks_for_it(replay, rlhf_here, sampling, tiny_model):
     """KL in the reward against the very model that sampled is zero: advantages stay, and the roles were there."""
-    rolled = rlhf_here("rollout", *small_run[3:], "--output", "rolled.jsonl")
+    rolled = rlhf_here("rollout", *sampling, "--output", "rolled.jsonl")
     assert rolled.exit_code == 0, rolled.output
-    flags = ("rolled.jsonl", "--algo", "rloo", "--kl.coef", "0.5", "--json")
+    flags = ("rolled.jsonl", "--algo", "baseline", "--kl.coef", "0.5", "--json")
     assert "ask the role reference, beside the actor's tokenizer: give --actor.model PATH" in rlhf_here("replay", *flags).output
     found = replay(*flags, "--actor.model", tiny_model)
     assert [new for _, new in pairs(found, "advantage")] == pytest.approx([old for old, _ in pairs(found, "advantage")])
-    plain = replay("rolled.jsonl", "--algo", "rloo", "--json")
+    plain = replay("rolled.jsonl", "--algo", "baseline", "--json")
     assert [new for _, new in pairs(found, "advantage")] == pytest.approx(
         [new for _, new in pairs(plain, "advantage")], abs=1e-5
     )
 
 
-def test_scored_anew_a_file_is_trained_on(replay, rlhf_here, small_run):
+def test_scored_anew_a_file_is_trained_on(replay, rlhf_here, sampling):
     """Rollouts first, the reward later: the same as a run that had both."""
-    flags = [*small_run[5:]]
-    assert rlhf_here("rollout", *flags, "--output", "bare.jsonl").exit_code == 0
+    assert rlhf_here("rollout", *sampling[2:], "--output", "bare.jsonl").exit_code == 0
     replay("bare.jsonl", "--reward", "vowels", "--output", "scored.jsonl")
-    common = (*small_run, "--train.steps", "1")
+    common = ("train", "--algo", "baseline", *sampling, "--train.steps", "1")
     for name, more in (("read", ("--from-trajectories", "scored.jsonl")), ("sampled", ())):
         result = rlhf_here(*common, "--run-dir", name, *more)
         assert result.exit_code == 0, result.output
@@ -169,10 +164,10 @@ def test_scored_anew_a_file_is_trained_on(replay, rlhf_here, small_run):
         assert read[name] == sampled[name]
 
 
-def test_a_run_with_default_settings_is_scored_again_by_its_texts(replay, rlhf_here, small_run, tiny_model, tmp_path):
+def test_a_run_with_default_settings_is_scored_again_by_its_texts(replay, rlhf_here, sampling, tiny_model, tmp_path):
     """Its files have no tokens. Also with a tokenizer at hand, texts are those of the file; lengths are what they were."""
-    assert rlhf_here(*small_run, "--train.steps", "1", "--run-dir", "run").exit_code == 0
-    again = ("run", "--reward", "vowels", "--with", "overlong_masking", "--json")
+    assert rlhf_here("train", "--algo", "baseline", *sampling, "--train.steps", "1", "--run-dir", "run").exit_code == 0
+    again = ("run", "--reward", "vowels", "--with", "whole", "--json")
     for more in ((), ("--actor.model", tiny_model)):
         found = replay(*again, *more)
         assert (found["summary"]["trajectories"], found["summary"]["unjudged"]["new"]) == (16, 0)
@@ -181,7 +176,7 @@ def test_a_run_with_default_settings_is_scored_again_by_its_texts(replay, rlhf_h
         assert len(set(rewards)) > 1
     written = Path("run/trajectories/train-step-000001.jsonl").read_text().splitlines()
     assert rewards == [json.loads(line)["reward"] for line in written]
-    for flags in (("--algo", "rloo"), ("--reward", "vowels", "--output", "scored.jsonl")):
+    for flags in (("--algo", "baseline"), ("--reward", "vowels", "--output", "scored.jsonl")):
         output = replay("run", *flags, code=2)
         assert "without its tokens: write token ids too: rlhf rollout does" in output
     output = replay("run", "--kl.coef", "0.5", "--actor.model", tiny_model, code=2)
@@ -221,10 +216,10 @@ def test_what_cannot_be_replayed_is_refused(replay, saved, rlhf_here):
     assert "nothing is chosen to replay with" in replay(saved, code=2)
     Path("short/trajectories").mkdir(parents=True)
     Path("short/trajectories/eval-step-000003.jsonl").touch()
-    output = replay("short", "--algo", "rloo", code=2)
+    output = replay("short", "--algo", "baseline", code=2)
     assert "of evaluations there is short/trajectories/eval-step-000003.jsonl" in output
     assert "every --trajectories.every steps" in output
-    assert "no such file or directory; did you mean 'saved.jsonl'?" in replay("save.jsonl", "--algo", "rloo", code=2)
-    assert "--rows few: how many trajectories to show" in replay(saved, "--algo", "rloo", "--rows", "few", code=2)
-    assert "no such flag" in replay(saved, "--algo", "rloo", "--trian.steps", "3", code=2)
-    assert "this file already exists" in replay(saved, "--algo", "rloo", "--output", saved, code=2)
+    assert "no such file or directory; did you mean 'saved.jsonl'?" in replay("save.jsonl", "--algo", "baseline", code=2)
+    assert "--rows few: how many trajectories to show" in replay(saved, "--algo", "baseline", "--rows", "few", code=2)
+    assert "no such flag" in replay(saved, "--algo", "baseline", "--trian.steps", "3", code=2)
+    assert "this file already exists" in replay(saved, "--algo", "baseline", "--output", saved, code=2)

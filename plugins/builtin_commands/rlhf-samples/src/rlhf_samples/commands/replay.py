@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, SettingsCommand
-from rlhf_host.command import rlhf
-from rlhf_host.config.check import check_replay
-from rlhf_host.config.resolve import resolve
-from rlhf_host.errors import UserError, visible
-from rlhf_host.phases import phase
-from rlhf_host.plugins.habits import ALGO, REWARD
+from rlhf_host import UserError
+from rlhf_host.commands import phase, rlhf, visible
+from rlhf_host.settings import CommandLine, SettingsCommand, resolve
+from rlhf_samples.checks import check_replay
 
 if TYPE_CHECKING:
-    from rlhf_host.training.replay import Change, Replay
+    from rlhf_samples.changes import Change, Replay
 
 HELP_GROUP = "Train"
 
@@ -44,7 +41,7 @@ or of a run with --trajectories.tokens. No model is loaded unless a plugin needs
     about=ABOUT,
     start=START,
     sections={"roles": "Models"},
-    example=f"replay answers.jsonl --reward {REWARD} --algo {ALGO}",
+    example="replay answers.jsonl --reward math_verifier --algo rloo",
     takes_file=True,
 )
 def replay(line: CommandLine) -> None:
@@ -58,19 +55,19 @@ def replay(line: CommandLine) -> None:
     with closing(resolved.plugins()) as manager:
         check_replay(config, manager)
         phase("Loading libraries")
-        from rlhf_host.training import saved_rows
-        from rlhf_host.training.replay import replay as run
+        from rlhf_host.runs import read_steps
+        from rlhf_host.sampling import TrajectoryFile
+        from rlhf_samples.changes import replay_steps
 
-        if output is not None:
-            saved_rows.check_output(Path(output))
+        file = None if output is None else TrajectoryFile(Path(output))
         texts = output is None and config.algo is None
-        replayed = run(config, manager, saved_rows.read_steps(Path(line.file), texts=texts))
-        if output is not None:
-            file = Path(output)
-            parts = (saved_rows.lines(s.step, s.split, s.rows, s.origin, file.parent) for s in replayed.steps)
-            saved_rows.write_lines(file, parts)
+        replayed = replay_steps(config, manager, read_steps(Path(line.file), texts=texts))
+        if file is not None:
+            for step in replayed.steps:
+                file.add(step)
+            file.write()
     if "json" in line.own:
-        from rlhf_host.training.records import plain
+        from rlhf_host.sampling import plain
 
         shown = {"summary": replayed.summary(), "trajectories": [change.row() for change in replayed.changes]}
         click.echo(json.dumps(plain(shown), indent=2))
@@ -95,7 +92,7 @@ def _print(replayed: Replay, count: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from rlhf_host.trackers.records import shorten
+    from rlhf_host.sampling import shorten
 
     changes = sorted(replayed.changes, key=_interest, reverse=True)
     table = Table(box=None, pad_edge=False)

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, SettingsCommand
-from rlhf_host.command import rlhf
-from rlhf_host.config.check import check_rollout
-from rlhf_host.config.resolve import resolve
-from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import UserError
-from rlhf_host.phases import phase
+from rlhf_host import UserError
+from rlhf_host.commands import phase, rlhf
+from rlhf_host.settings import CommandLine, SettingsCommand, resolve
+from rlhf_samples.checks import check_rollout, prompts_per_step
 
 if TYPE_CHECKING:
-    from rlhf_host.records.episodes import Trajectory
-    from rlhf_host.rollouts.collect import Collected
+    from rlhf_host import Trajectory
+    from rlhf_host.sampling import Collected
 
 HELP_GROUP = "Train"
 
@@ -63,54 +60,36 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
     with closing(run.plugins()) as manager:
         check_rollout(config, manager)
         phase("Loading libraries")
-        from rlhf_host.training import saved_rows
-        from rlhf_host.training.answering import rollout_only
-        from rlhf_host.training.records import provenance
+        from rlhf_host.sampling import SavedStep, TrajectoryFile
+        from rlhf_samples.sampled import sample_steps
 
-        saved_rows.check_output(output)
-        origin = provenance(config.model_dump(mode="json"), "train")
-        parts: list[bytes] = []
+        file = TrajectoryFile(output)
         rows: list[Trajectory] = []
-        dropped = 0
+        steps = dropped = 0
 
         def take_in(step: int, collected: Collected) -> None:
-            nonlocal dropped
+            nonlocal steps, dropped
             trajectories = collected.trajectories_in_order()
             rows.extend(trajectories)
-            dropped += collected.dropped.total()
-            parts.append(saved_rows.lines(step, "train", trajectories, origin, output.parent))
+            steps, dropped = step, dropped + collected.dropped.total()
+            file.add(SavedStep.of(config, step, "train", trajectories))
             click.echo(f"step {step}/{len(prompts)}: {len(trajectories)} trajectories", err=True)
 
         interrupted = False
         try:
-            rollout_only(config, manager, prompts, take_in)
+            sample_steps(config, manager, prompts, take_in, {})
         except KeyboardInterrupt:
             interrupted = True
-            if not parts:
+            if not steps:
                 raise
-        saved_rows.write_lines(output, parts)
-    summary = {"steps": len(parts), **_summary(rows), "groups_dropped": dropped, "output": str(output)}
+        file.write()
+    summary = {"steps": steps, **_summary(rows), "groups_dropped": dropped, "output": str(output)}
     if "json" in line.own:
         click.echo(json.dumps(summary, indent=2))
     else:
         _say(summary, interrupted)
     if interrupted:
         ctx.exit(130)
-
-
-def prompts_per_step(config: RunConfig, steps: int | None, rollouts: int | None) -> list[int]:
-    """Returns the number of groups of each step: ``steps`` whole batches, or batches until there are ``rollouts`` trajectories.
-
-    Raises:
-        UserError: when both are given.
-    """
-    size = config.train.batch_size
-    if rollouts is None:
-        return [size] * (1 if steps is None else steps)
-    if steps is not None:
-        raise UserError("--steps and --rollouts both say how much to sample: give one")
-    wanted = -(-rollouts // config.rollout.n)
-    return [size] * (wanted // size) + ([wanted % size] if wanted % size else [])
 
 
 def _whole(line: CommandLine, name: str) -> int | None:

@@ -11,12 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.data.rows import LINES, file_format
-from rlhf_host.directories import write_file
-from rlhf_host.errors import RunError, UserError
-from rlhf_host.records.episodes import Group, Task, Trajectory
-from rlhf_host.training.picture_files import PictureFiles
-from rlhf_host.training.records import json_line
+from rlhf_host import Group, RunError, Task, Trajectory, UserError
+from rlhf_host.commands import write_file
+from rlhf_host.sampling import PictureFiles, json_line
 
 
 @dataclass(slots=True)
@@ -63,7 +60,7 @@ class BestAnswers:
         """
         from filelock import FileLock, Timeout
 
-        if file_format(self.path) not in LINES or self.path.suffix.lower() not in LINES:
+        if self.path.suffix.lower() not in (".jsonl", ".ndjson"):
             raise UserError(f"--output {self.path}: answers are JSON lines: give it a name that ends in .jsonl")
         lock, folder = FileLock(self.path.with_name(f".{self.path.name}.lock")), self.path.parent
         made = not folder.exists()

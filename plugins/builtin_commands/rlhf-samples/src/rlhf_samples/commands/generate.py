@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlhf_host.cli.configured import CommandLine, SettingsCommand
-from rlhf_host.command import rlhf
-from rlhf_host.config.check import check_rollout
-from rlhf_host.config.resolve import resolve
-from rlhf_host.errors import UserError
-from rlhf_host.phases import phase
-from rlhf_host.plugins.recommended import recommended
+from rlhf_host import UserError
+from rlhf_host.commands import phase, rlhf
+from rlhf_host.installed import recommended
+from rlhf_host.settings import CommandLine, SettingsCommand, resolve
+from rlhf_samples.checks import check_rollout
 
 if TYPE_CHECKING:
-    from rlhf_host.rollouts.collect import Collected
-    from rlhf_host.training.best_answers import Counts
+    from rlhf_host.sampling import Collected
+    from rlhf_samples.best_answers import Counts
 
 HELP_GROUP = "Train"
 
@@ -68,8 +66,8 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
     with closing(run.plugins()) as manager:
         check_rollout(config, manager)
         phase("Loading libraries")
-        from rlhf_host.training.answering import answer_all
-        from rlhf_host.training.best_answers import BestAnswers
+        from rlhf_samples.best_answers import BestAnswers
+        from rlhf_samples.sampled import answer_all
 
         settings = config.model_dump(mode="json", exclude={"run_dir", "tracker", "debug"})
         answers = BestAnswers(Path(line.value("output") or ""), {"config": settings, "keep": int(keep)}, int(keep))

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_host.config.resolve import merge_needs
-from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import UserError
-from rlhf_host.models.loading import load_tokenizer, sizes
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import FAILED, Group, Trajectory
-from rlhf_host.records.needs import Needs, RoleNeed, ScoreContext
-from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.collect import drop_reason
-from rlhf_host.rollouts.experience import apply_rewards, make_experience
-from rlhf_host.rollouts.scoring import Judges, judges, score_group
-from rlhf_host.training.assemble import Started
-from rlhf_host.training.events import EventLoop, event_loop
-from rlhf_host.training.lifecycle import run_context, run_lifecycle
-from rlhf_host.training.rollout_source import add_advantages, add_outputs, add_prompts
-from rlhf_host.training.saved_rows import WITH_TOKENS, SavedStep, check_vocabulary, decoder
-from rlhf_host.training.session import session
+from rlhf_host import Experience, Group, Needs, RoleNeed, Session, Trajectory, UserError
+from rlhf_host.internals import PluginManager
+from rlhf_host.models import load_tokenizer
+from rlhf_host.sampling import SavedStep, check_vocabulary, decoder, session
+from rlhf_host.settings import RunConfig, merge_needs
 
 
 @dataclass(slots=True)
@@ -112,7 +99,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]) -> Replay:
+def replay_steps(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]) -> Replay:
     """Scores, filters and computes advantages as a run with these plugins would. Everything that is not chosen stays as saved.
 
     A model is loaded only if a plugin asks a role for something; trained roles, such as a critic, are used as they are.
@@ -121,27 +108,18 @@ def replay(config: RunConfig, manager: PluginManager, steps: Sequence[SavedStep]
         UserError: a role, or a text that is not in the file, needs a model that is not given.
         RunError: a plugin returns something unusable.
     """
-    needs = merge_needs(manager)
+    needs, actor = merge_needs(manager), config.roles["actor"]
     roles = _roles(needs)
-    tokenizer = load_tokenizer(config.roles["actor"]) if config.roles["actor"].model else None
+    tokenizer = load_tokenizer(actor) if actor.model else None
     if roles and tokenizer is None:
         names = ", ".join(sorted({role.name for role in roles if role.name != "actor"} or {"actor"}))
         raise UserError(f"the chosen plugins ask the role {names}, beside the actor's tokenizer: give --actor.model PATH")
-    for step in steps:
-        if roles and not step.tokens:
-            raise UserError(
-                f"{step.where}: the chosen plugins ask models about tokens, and the file has only texts: {WITH_TOKENS}"
-            )
-    if not roles:
-        with event_loop(config.debug) as events:
-            try:
-                with run_lifecycle(events, manager, run_context(config, tokenizer, {})):
-                    return _Replayer(config, manager, needs, events, None, tokenizer).run(steps)
-            finally:
-                manager.close()
-    check_vocabulary(steps, sizes(config.roles["actor"])[0])
+    if roles:
+        for step in steps:
+            step.require_tokens("the chosen plugins ask models about tokens, and the file has only texts")
+        check_vocabulary(steps, actor)
     with session(config, manager, needs=dataclasses.replace(needs, roles=roles), tokenizer=tokenizer) as running:
-        return _Replayer(config, manager, needs, running.events, running.started, tokenizer).run(steps)
+        return _Replayer(manager, running).run(steps)
 
 
 def _noted(decode: Callable[[Sequence[int]], str] | None, missing: list[UserError]) -> Callable[[Sequence[int]], str] | None:
@@ -171,19 +149,16 @@ def _roles(needs: Needs) -> tuple[RoleNeed, ...]:
 
 @dataclass(slots=True)
 class _Replayer:
-    config: RunConfig
     manager: PluginManager
-    needs: Needs
-    events: EventLoop
-    started: Started | None
-    tokenizer: Any
+    session: Session
 
     def run(self, steps: Sequence[SavedStep]) -> Replay:
         changes: list[Change] = []
         scored: list[SavedStep] = []
         recomputed = False
         for step in steps:
-            fresh, by, weights = self._scored(step)
+            fresh = self._fresh(step)
+            weights, judged = self._scored(step, fresh)
             groups, dropped = self._filtered(step, fresh)
             of_step = [
                 Change(step.step, step.split, old, new, new.reward, dropped.get(old.group_id))
@@ -191,92 +166,53 @@ class _Replayer:
             ]
             if self.manager.has("compute_advantages") and all(row.advantage is None for row in step.rows):
                 recomputed = True
-                self._experience(step, step.groups(), step.reward_weights({}))
-            experience = self._experience(step, groups, weights)
-            if experience is not None:
-                self._note(experience, {id(change.new): change for change in of_step})
+                if saved := step.groups():
+                    self.session.experience(step, saved, step.reward_weights({}))
+            if groups:
+                experience = self.session.experience(step, groups, weights)
+                _note(experience, {id(change.new): change for change in of_step})
             changes += of_step
             rows = [change.new for change in of_step if change.dropped is None]
-            scored.append(dataclasses.replace(step, rows=rows, weights=weights if by else step.weights))
+            scored.append(dataclasses.replace(step, rows=rows, weights=weights if judged else step.weights))
         return Replay(changes, scored, recomputed)
 
-    def _scored(self, step: SavedStep) -> tuple[list[Trajectory], Judges, dict[str, float]]:
-        """Returns copies with the new rewards, in the same order, and the weight of each reward."""
-        by = judges(self.manager, step.split)
+    def _fresh(self, step: SavedStep) -> list[Trajectory]:
+        """Returns copies whose texts are those of the tokenizer, if there is one."""
         rows = [dataclasses.replace(row, advantage=None, metrics=dict(row.metrics)) for row in step.rows]
-        for row in rows if self.tokenizer is not None and step.tokens else ():
-            row.decode = decoder(self.tokenizer)
+        for row in rows if self.session.tokenizer is not None and step.tokens else ():
+            row.decode = decoder(self.session.tokenizer)
+        return rows
+
+    def _scored(self, step: SavedStep, rows: list[Trajectory]) -> tuple[dict[str, float], bool]:
+        """Scores rows in place; returns the weight of each reward, and True if a chosen plugin scored them."""
         missing: list[UserError] = []
         for row in rows:
             row.decode = _noted(row.decode, missing)
-        if not by:
-            return rows, by, step.reward_weights({})
-        groups: dict[str, list[Trajectory]] = {}
-        for row in rows:
-            if (row.unjudged_reason or "").startswith(FAILED):
-                continue  # nobody said anything that could be judged
-            agent_judged = any(reward is not None for reward in row.agent_rewards)
-            row.rewards, row.reward, row.unjudged_reason = {}, None, None
-            row.score = row.score if agent_judged else None
-            groups.setdefault(row.group_id, []).append(row)
-        tokenizer = self.tokenizer if step.tokens else None  # stand-ins for tokens mean nothing
-        context = ScoreContext(step.split, step.step, self.started.handles if self.started else {}, tokenizer)
-
-        async def score() -> None:
-            settings = self.config.rollout
-            await asyncio.gather(*(score_group(self.manager, by, group, context, settings) for group in groups.values()))
-
-        self.events.run(score())
-        if missing and not step.tokens:
-            raise UserError(
-                f"{step.where}: the chosen rewards read more than the answer, and the file has only that: {WITH_TOKENS}"
-            )
+        weights = self.session.score_again(dataclasses.replace(step, rows=rows))
         if missing:
+            step.require_tokens("the chosen rewards read more than the answer, and the file has only that")
             raise missing[0]  # else it would be the reward's failure, and leave its rows unjudged
-        return rows, by, {alias: weight for alias, (_, weight) in by.items()}
+        return weights or step.reward_weights({}), bool(weights)
 
     def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:
         """Returns the judged rows by group, and the reasons why training would not have kept others."""
         remaining: list[Group] = []
         dropped: dict[str, str] = {}
         for group in dataclasses.replace(step, rows=list(rows)).groups():
-            reason = drop_reason(self.manager, group) if step.split == "train" else None
+            reason = self.session.drop_reason(group) if step.split == "train" else None
             if reason is None:
                 remaining.append(group)
             else:
                 dropped[group.group_id] = reason
         return remaining, dropped
 
-    def _experience(self, step: SavedStep, groups: Sequence[Group], weights: Mapping[str, float]) -> Experience | None:
-        """Returns the groups with rewards transformed and, if an algorithm is chosen, advantages; None without groups."""
-        if not groups:
-            return None
-        rollout = self.config.rollout
-        experience = make_experience(
-            groups,
-            dict(weights),
-            step=step.step,
-            max_new_tokens=int(step.sampling.get("max_new_tokens", rollout.max_new_tokens)),
-            temperature=float(step.sampling.get("temperature", rollout.temperature)),
-        )
-        # The weights that sampled are gone, so what they gave their tokens stands for π_old.
-        mode = "fused" if self.config.old_logprobs_mode == "fused" else "sampler"
-        if self.started is not None:
-            add_prompts(experience, self.manager, self.needs, self.started.handles)
-            add_outputs(experience, self.started.runtime.trainer, self.needs, mode)
-        elif mode == "sampler":
-            experience.old_logprobs = experience.sampler_logprobs
-        if self.manager.has("compute_advantages"):
-            add_advantages(experience, self.manager, self.needs)
-        else:
-            apply_rewards(experience, self.manager)
-        return experience
 
-    def _note(self, experience: Experience, changes: Mapping[int, Change]) -> None:
-        rewards, in_loss = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
-        for row, reward, inside in zip(experience.trajectories, rewards, in_loss, strict=True):
-            change = changes[id(row)]
-            # float32 only where a transform has changed it
-            unchanged = row.reward is not None and math.isclose(reward, row.reward, rel_tol=1e-6)
-            change.reward = row.reward if unchanged else reward
-            change.masked = not inside
+def _note(experience: Experience, changes: Mapping[int, Change]) -> None:
+    """Notes the rewards of a batch, and which rows are not in the loss, in the changes of its rows."""
+    rewards, in_loss = experience.rewards.tolist(), experience.loss_mask.any(-1).tolist()
+    for row, reward, inside in zip(experience.trajectories, rewards, in_loss, strict=True):
+        change = changes[id(row)]
+        # float32 only where a transform has changed it
+        unchanged = row.reward is not None and math.isclose(reward, row.reward, rel_tol=1e-6)
+        change.reward = row.reward if unchanged else reward
+        change.masked = not inside
