@@ -34,7 +34,7 @@ from rlhf_host import (
 )
 from rlhf_host import engines as engine_parts
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
-from rlhf_host.protocols import backends, common, engines, kernels, runtimes, servers, step_models, syncs
+from rlhf_host.protocols import backends, common, engines, kernels, reward_forms, runtimes, servers, step_models, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 from rlhf_host.runtimes import building
 
@@ -42,7 +42,7 @@ SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
 MODULES = (
     *(episodes, generations, messages, endpoints, needs, tensors),
-    *(common, engines, syncs, backends, runtimes, kernels, servers, step_models),
+    *(common, engines, syncs, backends, runtimes, kernels, servers, step_models, reward_forms),
 )
 
 

@@ -24,6 +24,7 @@ from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options, options_model
+from rlhf_host.plugins.recommended import recommended
 from rlhf_host.plugins.selection import find, load
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class SettingsCommand(click.Command):
             refused, and help leaves them out. Empty: it uses all.
         takes_file: whether the first word is a file.
         short: short names of settings → their whole names.
-        example: a line of words that help ends with, without ``rlhf`` in front.
+        example: a line of words that help ends with, without ``rlhf`` in front; ``{algo}`` and ``{reward}`` stand for plugins to
+            begin with.
     """
 
     def __init__(
@@ -186,7 +188,8 @@ class SettingsCommand(click.Command):
             _write(formatter, title, self._spelled(_section(key, self.takes)))
         if self.example:
             with formatter.section("Example"):
-                formatter.write_text(f"rlhf {self.example}")
+                plugins = {kind: recommended(kind, "prompts") for kind in ("algo", "reward")}
+                formatter.write_text(f"rlhf {self.example.format(**plugins)}")
         click.echo(formatter.getvalue().rstrip())
 
     def _spelled(self, rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from rlhf_host.cli.lazy import CommandGroup
-from rlhf_host.plugins import habits
 
 HELP_GROUP = "Train"
 
 
-@click.group(cls=CommandGroup, habits=habits.DATA)
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Look at data as a run reads it, and remove what runs keep of it."""

@@ -18,7 +18,6 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
-from rlhf_host.plugins.habits import REWARD
 from rlhf_host.runs.models import at_step, run_model, run_of
 
 HELP_GROUP = "Train"
@@ -51,7 +50,7 @@ ABOUT = "Evaluate a language model: rewards and pass@k on one or more task sets.
     start=START,
     sections=SECTIONS,
     short={**SHORT, "n": "eval.n"},
-    example=f"eval --model models/x --data test.jsonl --reward {REWARD} --n 4",
+    example="eval --model models/x --data test.jsonl --reward {reward} --n 4",
 )
 def evaluate(line: CommandLine) -> None:
     """Evaluate a model: pass@k and rewards on one or more task sets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,10 @@ import click
 
 from rlhf_host.cli.help_text import Context, dress
 from rlhf_host.errors import PluginError, UserError, closest, near_matches
-from rlhf_host.plugins import habits
 from rlhf_host.plugins.about import about, help_group
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import PluginInfo, discover, normalised
+from rlhf_host.plugins.hints import of_command, of_nobody
 from rlhf_host.plugins.selection import find, load_command
 
 if TYPE_CHECKING:
@@ -35,14 +35,13 @@ class CommandGroup(click.Group):
 
     Args:
         prefix: what the entry points' names begin with: ``plugins.``; empty for ``rlhf``. Default: the group's own name and a dot.
-        habits: what people type in their place, as in ``plugins.habits``.
     """
 
     context_class = Context
 
-    def __init__(self, *args: Any, prefix: str | None = None, habits: Mapping[str, str] | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, prefix: str | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.prefix, self.habits = f"{self.name}." if prefix is None else prefix, habits or {}
+        self.prefix = f"{self.name}." if prefix is None else prefix
         self._own_prefix = prefix is None
 
     def installed(self) -> dict[str, PluginInfo]:
@@ -79,9 +78,9 @@ class CommandGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         known = ctx.resilient_parsing or not args or args[0].startswith("-")  # the first is how completion asks
         if not known and self.get_command(ctx, args[0]) is None:
-            hint = self.where(args[0]) or habits.of(args[0], self.habits) or self.hint(args[0])
+            hint = self.where(args[0]) or of_command(self.prefix + args[0]) or self.hint(args[0])
             hint = hint or self.near(args[0], ctx)
-            raise UserError(f"no command {args[0]!r}{hint or f'; {ctx.command_path} --help lists them'}")
+            raise UserError(f"no command {args[0]!r}{hint or f'; {ctx.command_path} --help lists them{of_nobody()}'}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
             _refuse_twice(command, rest)

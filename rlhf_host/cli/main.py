@@ -10,7 +10,6 @@ import click
 from rlhf_host import __version__
 from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.errors import RunError, UserError, a, visible
-from rlhf_host.plugins import habits
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Standard output is a file on a full disk."""
@@ -56,7 +55,7 @@ class Main(CommandGroup):
             ctx.exit(130)
 
 
-@click.group(cls=Main, prefix="", habits=habits.COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, prefix="", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="rlhf")
 def main() -> None:
     """Post-training for language models: algorithms, rewards and environments are plugins."""

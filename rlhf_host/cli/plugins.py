@@ -12,7 +12,6 @@ import click
 
 from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option, leave_out
-from rlhf_host.plugins import habits
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 from rlhf_host.plugins.reach import with_reach
@@ -26,7 +25,7 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 """Keys of ``--json``."""
 
 
-@click.group(cls=CommandGroup, habits=habits.PLUGINS, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of a table.")
 @click.option("--verify", is_flag=True, help="Import each plugin in a separate process, to find broken ones.")
 @deadline_option(10.0, "With --verify: seconds one import may take.")

@@ -19,7 +19,6 @@ from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_di
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
-from rlhf_host.plugins.habits import ALGO, REWARD
 from rlhf_host.plugins.manager import Loaded
 from rlhf_host.plugins.spellings import written_short
 from rlhf_host.records.needs import Needs, Outcome
@@ -76,7 +75,7 @@ Flags override the file. Write a list by repeating its flag or with commas; a fl
     about=ABOUT,
     start=START,
     sections=SECTIONS,
-    example=f"train --algo {ALGO} --reward {REWARD} --model models/x --data x.jsonl",
+    example="train --algo {algo} --reward {reward} --model models/x --data x.jsonl",
 )
 @click.pass_context
 def train(ctx: click.Context, line: CommandLine) -> None:

@@ -41,10 +41,19 @@ GROUPS: dict[str, str] = {
 """Kind → entry-point group. What else is said of a kind's plugins is in ``GROUP.spellings`` and ``GROUP.recommended``
 (``plugins.spellings``, ``plugins.recommended``)."""
 
-UNCHOSEN = {"hint": "rlhf.hints", "forecast": "rlhf.forecasts", "note": "rlhf.notes", "step_models": "rlhf.step_models"}
-"""The same for what explains unknown names (``plugins.hints``), for what a dry run asks about the run (``cli.dry_run``), for what
-is known of a plugin that is shown (``cli.plugins_show``), and for what has models of a run's steps (``runs.step_models``). Nobody
-chooses one, so they are no kinds of plugins.
+Unchosen: TypeAlias = Literal["hint", "reward_form", "forecast", "note", "step_models"]
+
+UNCHOSEN: dict[str, str] = {
+    "hint": "rlhf.hints",
+    "reward_form": "rlhf.reward_forms",
+    "forecast": "rlhf.forecasts",
+    "note": "rlhf.notes",
+    "step_models": "rlhf.step_models",
+}
+"""The same for what explains unknown names (``plugins.hints``), for what calls reward functions of other projects
+(``plugins.reward_functions``), for what a dry run asks about the run (``cli.dry_run``), for what is known of a plugin that is shown
+(``cli.plugins_show``), and for what has models of a run's steps (``runs.step_models``). Nobody chooses one, so they are no kinds of
+plugins.
 """
 
 PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")
@@ -122,7 +131,7 @@ def discover(disabled: bool = False) -> list[PluginInfo]:
     return sorted(plugins, key=lambda info: (kinds.index(info.kind), info.name, info.distribution))
 
 
-def unchosen(kind: Literal["hint", "forecast", "note", "step_models"]) -> list[PluginInfo]:
+def unchosen(kind: Unchosen) -> list[PluginInfo]:
     """Returns what is installed of a kind in ``UNCHOSEN``, sorted by name and distribution."""
     return sorted(_found((kind,))[0], key=lambda info: (info.name, info.distribution))
 

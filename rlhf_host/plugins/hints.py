@@ -1,4 +1,4 @@
-"""Hints for somebody who typed a name that nothing here has: ``habits``, and the answers of packages.
+"""Hints for somebody who typed a name that nothing here has: the answers of packages.
 
 A package answers with an entry point in the group ``rlhf.hints``: a callable that takes an ``UnknownName`` and returns
 ``; OpenRLHF's --pretrain is --actor.model here``, or an empty text. It is imported when a name is unknown, and not before.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_host.errors import asks_to_stop
-from rlhf_host.plugins import habits
 from rlhf_host.plugins.discovery import unchosen
 
 log = logging.getLogger(__name__)
@@ -22,11 +21,12 @@ log = logging.getLogger(__name__)
 class UnknownName:
     """A name that was typed, and that nothing here has."""
 
-    what: Literal["flag", "option", "section", "choice"]
+    what: Literal["flag", "option", "section", "choice", "command"]
     """``flag``: a flag, or a key of a file. ``option``: one that the chosen plugin does not have, ``algo.beta``. ``section``: of a
-    file. ``choice``: in the place of a plugin's name."""
+    file. ``choice``: in the place of a plugin's name. ``command``: in the place of a command's name."""
     name: str
-    """Name as typed, without dashes in front: words of flags are joined by dashes or underscores."""
+    """Name as typed, without dashes in front: words of flags are joined by dashes or underscores. Of a command with its group in
+    front: ``plugins.ls``."""
     value: object = None
     """The value of a flag or key, where one was given."""
     fits: Callable[[str], bool] = bool
@@ -35,9 +35,7 @@ class UnknownName:
 
 def of_flag(name: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:
     """Returns a hint for a flag or a key, ``; ...``, or nothing; ``fits`` as in ``UnknownName``."""
-    name = name.lstrip("-+")
-    key = name.replace("-", "_")
-    return _of_packages(UnknownName("flag", name, value, fits)) or habits.of(key, habits.FLAGS, value)
+    return _of_packages(UnknownName("flag", name.lstrip("-+"), value, fits))
 
 
 def of_place(place: str, value: object) -> str:
@@ -62,13 +60,18 @@ def of_choice(name: str) -> str:
     return _of_packages(UnknownName("choice", name))
 
 
-def of_nobody() -> str:
-    """Returns what explains names of other projects, where nothing that does is installed: ``; ...``, or nothing."""
+def of_command(name: str) -> str:
+    """The same for a command, ``plugins.ls``."""
+    return _of_packages(UnknownName("command", name))
+
+
+def of_nobody(what: str = "names of other projects are explained", kind: Literal["hint", "reward_form"] = "hint") -> str:
+    """Returns what to install for it, where nothing of the kind is installed: ``; ...``, or nothing."""
     from rlhf_host.plugins.catalogue import offered
     from rlhf_host.plugins.recommended import recommended
 
-    offer = None if unchosen("hint") else offered()["command"].get(recommended("command", "foreign"))
-    return f"; flags of other projects are explained after {offer.line}" if offer else ""
+    offer = None if unchosen(kind) else offered()["command"].get(recommended("command", "foreign"))
+    return f"; {what} after {offer.line}" if offer else ""
 
 
 def _of_packages(unknown: UnknownName) -> str:

@@ -12,9 +12,9 @@ from rlhf_host.plugins.catalogue import listed
 from rlhf_host.plugins.discovery import discover
 
 Topic: TypeAlias = Literal["prompts", "answers", "entropy", "mismatch", "truncated", "remote", "generates", "foreign"]
-"""An algorithm to begin with, for prompts or for answers; an extension against a policy that hardly explores, a sampler that
-differs from the trainer, or answers that are cut off; a runtime of several processes, or with engines for roles that generate; a
-command whose package explains names of other projects."""
+"""An algorithm or a reward to begin with, for prompts or for answers; an extension against a policy that hardly explores, a
+sampler that differs from the trainer, or answers that are cut off; a runtime of several processes, or with engines for roles that
+generate; a command whose package explains names of other projects."""
 
 
 def recommended(kind: str, topic: Topic) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rlhf_host.errors import PluginError
+from rlhf_host.errors import PluginError, blaming
 from rlhf_host.hookspecs import hookimpl
-from rlhf_host.plugins import foreign_rewards
+from rlhf_host.plugins.about import about
+from rlhf_host.plugins.discovery import unchosen
+from rlhf_host.plugins.hints import of_nobody
+from rlhf_host.plugins.selection import imported
 from rlhf_host.plugins.threads import await_all
+from rlhf_host.protocols.reward_forms import RewardForm
 from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
+from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import ScoreContext
 
 OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
@@ -27,11 +33,13 @@ OFFERS: dict[str, Callable[[Trajectory, ScoreContext], Any]] = {
 NO_LABEL = "the task has no label"
 BY_COUNT = {1: ("trajectory",), 2: ("text", "label")}
 """The values that parameters of other names are given, by how many there are."""
+FOREIGN = {"completions", "completion_ids", "solution_str", "queries"}
+"""Parameters of functions for other projects. Text and label are never meant by them."""
 
 
 class FunctionReward:
-    """A function as a reward plugin: one of a single trajectory, or one of a batch as another project's trainer calls it
-    (``plugins.foreign_rewards``).
+    """A function as a reward plugin: one of a single trajectory, or one that a package calls as another project's trainer does
+    (``protocols.RewardForm``).
 
     Its parameters say what it wants, by name: ``trajectory``, ``text``, ``label``, ``prompt``, ``metadata``, ``task``,
     ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless one of these names
@@ -46,8 +54,9 @@ class FunctionReward:
 
     def __init__(self, function: Callable[..., Any], name: str):
         self.function = function
-        self.form = foreign_rewards.form_of(function)
-        self.metrics = foreign_rewards.ForeignMetrics(name)
+        self.form = _form_of(function, name)
+        self._prefix = f"reward/{name}/"
+        self._names = MetricNames(f"reward {name!r}", prefix=self._prefix)
         self.arguments = [] if self.form else reward_arguments(function, name)
         self.optional = set() if self.form else with_default(function)
 
@@ -59,7 +68,7 @@ class FunctionReward:
     def _lack(self, task: Task) -> str | None:
         """Returns what a task has not that the function wants."""
         if self.form is not None:
-            return foreign_rewards.lack(self.function, task) if self.form is foreign_rewards.trl else None
+            return self.form.lack(task)
         return NO_LABEL if task.ground_truth is None and self._wants_label else None
 
     @property
@@ -69,9 +78,20 @@ class FunctionReward:
     @hookimpl
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
         if self.form is not None:
-            return self.metrics.renamed(self.form(self.function, trajectories, context))
+            rewards = self.form.score(trajectories, context)
+            return self._later(rewards) if inspect.isawaitable(rewards) else list(map(self._renamed, rewards))
         values = [self._call(trajectory, context) for trajectory in trajectories]
         return _gathered(values) if any(map(inspect.isawaitable, values)) else list(map(as_reward, values))
+
+    async def _later(self, rewards: Awaitable[Any]) -> Any:
+        return list(map(self._renamed, await rewards))
+
+    def _renamed(self, reward: Any) -> Any:
+        """Puts the reward's name in front of metrics of another project, such as ``entropy``, so that none is the host's own."""
+        if not isinstance(reward, Reward) or not reward.metrics:
+            return reward
+        named = {self._prefix + name: value for name, value in reward.metrics.items() if self._names.takes(name)}
+        return replace(reward, metrics=named)
 
     def _call(self, trajectory: Trajectory, context: ScoreContext) -> Any:
         arguments = self.arguments
@@ -83,6 +103,25 @@ class FunctionReward:
         by_place = [OFFERS[offer](trajectory, context) for name, offer in arguments if name is None]
         by_name = {name: OFFERS[offer](trajectory, context) for name, offer in arguments if name is not None}
         return self.function(*by_place, **by_name)
+
+
+def _form_of(function: Callable[..., Any], name: str) -> RewardForm | None:
+    """Returns the form of the project whose function it is, if a package knows it; ``None`` for the host's own."""
+    try:
+        names = inspect.signature(function).parameters.keys()
+    except (TypeError, ValueError):
+        return None
+    if names <= OFFERS.keys():
+        return None
+    for info in unchosen("reward_form"):
+        with blaming(str(info), "its call"):
+            form: RewardForm | None = imported(info)(function)
+        if form is not None:
+            return form
+    if names & FOREIGN:
+        offer = of_nobody("they are called", "reward_form")
+        raise PluginError(f"reward {name!r} takes ({', '.join(names)}), as functions for other projects do{offer}")
+    return None
 
 
 def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str | None, str]]:
@@ -103,9 +142,11 @@ def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str 
     in_place = all(each == offer or each not in OFFERS for each, offer in zip(names, offers, strict=False))
     if offers and in_place and all(p.kind is not p.KEYWORD_ONLY for p in wanted):
         return [(None, offer) for offer in offers]
+    foreign = "".join(f"; or it is one of another project's: {about(info)}" for info in unchosen("reward_form"))
+    foreign = foreign or of_nobody("functions for other projects are called", "reward_form")
     raise PluginError(
         f"reward {name!r} takes ({', '.join(names)}): a reward function takes (text, label), "
-        f"(trajectory), or any of {', '.join(OFFERS)} by name; or it is one of another project's: {foreign_rewards.SHOWN}"
+        f"(trajectory), or any of {', '.join(OFFERS)} by name{foreign}"
     )
 
 

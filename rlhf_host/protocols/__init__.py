@@ -43,6 +43,7 @@ from rlhf_host.protocols.memory import (
     TrainedModel,
     TrainingMemory,
 )
+from rlhf_host.protocols.reward_forms import RewardForm
 from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
 from rlhf_host.protocols.step_models import StepModels
@@ -65,9 +66,10 @@ __all__ = [
     "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking",
     "Compute", "Counting", "CountsSent", "CountsServing", "CountsTraining", "Decoder", "DeviceGroup", "DeviceKind", "Engine",
     "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Grouping", "KeepsTypes", "Kernels", "KernelsPlugin", "Loader",
-    "Measured", "Ranks", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server",
-    "ServerPlugin", "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd",
-    "SyncTarget", "Tensors", "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts",
-    "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
+    "Measured", "Ranks", "RewardForm", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits",
+    "ServedModel", "Server", "ServerPlugin", "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels",
+    "StepResult", "SyncEnd", "SyncTarget", "Tensors", "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use",
+    "WakesInParts", "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights",
+    "Writer",
 ]
 # fmt: on

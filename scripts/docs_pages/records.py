@@ -12,10 +12,10 @@ from typing import Any
 
 from docs_pages.markdown import code, prose, table
 from rlhf_host import protocols
-from rlhf_host.protocols import backends, common, engines, kernels, memory, runtimes, servers, step_models, syncs
+from rlhf_host.protocols import backends, common, engines, kernels, memory, reward_forms, runtimes, servers, step_models, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 
-PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels, servers, memory, step_models)
+PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels, servers, memory, step_models, reward_forms)
 
 
 def records_page() -> str:

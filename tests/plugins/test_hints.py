@@ -9,7 +9,7 @@ import pytest
 from rlhf_host.config.load import load_config
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover, unchosen
-from rlhf_host.plugins.hints import of_choice, of_flag, of_nobody, of_option, of_place, of_section
+from rlhf_host.plugins.hints import of_choice, of_command, of_flag, of_nobody, of_option, of_place, of_section
 
 TELLS = """
 def hint(unknown):
@@ -33,7 +33,8 @@ def install(site, name, source):
         (lambda: of_section("zz"), "; section zz None True"),
         (lambda: of_choice("zz"), "; choice zz None True"),
         (lambda: of_choice("yy"), ""),
-        (lambda: of_flag("exp_name"), "; here it is --name NAME"),  # a habit, when no package answers
+        (lambda: of_command("data.zz"), "; command data.zz None True"),
+        (lambda: of_flag("exp_name"), "; here it is --name NAME"),  # of the next package
     ],
 )
 def test_a_package_answers(here, ask, hint):
@@ -44,7 +45,7 @@ def test_a_package_answers(here, ask, hint):
 def test_where_nothing_explains_names_it_is_told_what_does(monkeypatch):
     assert of_nobody() == ""
     monkeypatch.setattr("rlhf_host.plugins.hints.unchosen", lambda kind: [])
-    line = "; flags of other projects are explained after pip install --find-links dist rlhf-translate"
+    line = "; names of other projects are explained after pip install --find-links dist rlhf-translate"
     assert of_nobody() == line
     for flags, said in (
         (["--learning-rate", "1"], f"--learning-rate: no such flag{line}"),
@@ -97,7 +98,8 @@ def test_a_package_for_another_host_is_not_imported(site):
 
 
 def test_it_is_imported_for_unknown_names_alone(site):
-    install(site, "cmd-loud", "print('imported')\ndef hint(unknown):\n    return ''\n")
+    points = {"rlhf.hints": "loud = cmd_loud:hint", "rlhf.reward_forms": "loud = cmd_loud:form"}
+    site.install("cmd-loud", points, {"cmd_loud.py": "print('imported')\ndef hint(unknown):\n    return ''\n"})
     for words in (("plugins",), ("train", "--help"), ("train", "--algo", "rloo", "--train.steps", "2", "--print-config")):
         done = site.rlhf(*words)
         assert done.returncode == 0, done.stderr

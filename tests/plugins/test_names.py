@@ -32,8 +32,6 @@ ALSO = {
 """Names that mean something else too. They count only where a plugin is chosen or compared by them."""
 WORDS = {word for words in ALSO.values() for word in words.split()}
 
-FOREIGN = ("plugins/habits.py",)
-"""What people type means: names are what this module is about."""
 OWN = ("backends", "distributed", "engines", "extensions", "runtimes", "trackers", "weight_sync")
 """Modules of the host's own plugins, which may name these."""
 DEFAULTS = ("protocols/runtimes.py",)
@@ -91,10 +89,9 @@ def test_the_host_knows_no_plugin_by_name():
     places = []
     for file in sorted(HOME.rglob("*.py")):
         place = file.relative_to(HOME).as_posix()
-        if not _within(place, FOREIGN):
-            allowed = HOSTS if _within(place, (*OWN, *DEFAULTS)) else ()
-            known = [(line, name) for line, name in named(file.read_text()) if name not in allowed]
-            places += [f"rlhf_host/{place}:{line}: {name}" for line, name in known]
+        allowed = HOSTS if _within(place, (*OWN, *DEFAULTS)) else ()
+        known = [(line, name) for line, name in named(file.read_text()) if name not in allowed]
+        places += [f"rlhf_host/{place}:{line}: {name}" for line, name in known]
     assert not places, "\n".join(["the host names plugins, which should say in their metadata what it must know:", *places])
 
 

@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlhf_translate import habits
+
 if TYPE_CHECKING:
     from rlhf_host.settings import UnknownName
 
@@ -37,9 +39,12 @@ class Name(NamedTuple):
 
 
 def hint(unknown: UnknownName) -> str:
-    """Returns ``; OpenRLHF's --pretrain is --actor.model here`` for a name of another project; else nothing."""
+    """Returns ``; OpenRLHF's --pretrain is --actor.model here`` for a name of another project, and what a name that people type out
+    of habit is here; else nothing."""
+    if unknown.what == "command":
+        return habits.of_command(unknown.name)
     if unknown.what == "flag":
-        return _of_flag(unknown.name, unknown.value, unknown.fits)
+        return _of_flag(unknown.name, unknown.value, unknown.fits) or habits.of_flag(unknown.name, unknown.value)
     return {"option": _of_option, "section": _of_section, "choice": _of_choice}[unknown.what](unknown.name)
 
 

@@ -1,27 +1,22 @@
-"""Reward functions written for other projects' trainers, called as those call them.
+"""Reward functions written for other projects' trainers, called as those call them: the entry point of ``rlhf.reward_forms``.
 
 TRL (``GRPOTrainer``, ``reward_funcs``), verl (``custom_reward_function``: ``compute_score``) and OpenRLHF (``reward_func``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-from rlhf_host.errors import PluginError
-from rlhf_host.plugins.threads import await_all
-from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
-from rlhf_host.records.metric_names import MetricNames
-from rlhf_host.records.needs import ScoreContext
+from rlhf_host import PluginError, Reward, ScoreContext, Task, Trajectory, Unjudged
+from rlhf_host.protocols import RewardForm
 
 Rewards: TypeAlias = list[Reward | Unjudged]
-Form: TypeAlias = Callable[[Callable[..., Any], Sequence[Trajectory], ScoreContext], Any]
-"""Rewards of a group, or what gives them when it is awaited."""
 
 LABELS = ("label", "answer", "ground_truth", "solution", "target", "output", "labels")
 """A column of one of these names, where the data do not have it beside the label, is the label."""
@@ -29,110 +24,100 @@ LABELS = ("label", "answer", "ground_truth", "solution", "target", "output", "la
 OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Arguments of its functions beside columns."""
 
-SHOWN = (
-    "(prompts, completions, **columns) of TRL, (data_source, solution_str, ground_truth, extra_info) of verl, "
-    "(queries, prompts, labels) of OpenRLHF"
-)
 
-
-class ForeignMetrics:
-    """Another project's names, such as ``entropy``, as metrics here: ``reward/ALIAS/entropy``, so that none is the host's own."""
-
-    def __init__(self, reward: str):
-        self._prefix = f"reward/{reward}/"
-        self._names = MetricNames(f"reward {reward!r}", prefix=self._prefix)
-
-    def renamed(self, rewards: Any) -> Any:
-        """The rewards of a form, or what gives them when it is awaited."""
-        return self._later(rewards) if inspect.isawaitable(rewards) else [self._of(reward) for reward in rewards]
-
-    async def _later(self, rewards: Any) -> Rewards:
-        return [self._of(reward) for reward in await rewards]
-
-    def _of(self, reward: Reward | Unjudged) -> Reward | Unjudged:
-        if isinstance(reward, Unjudged) or not reward.metrics:
-            return reward
-        kept = {self._prefix + name: value for name, value in reward.metrics.items() if self._names.takes(name)}
-        return replace(reward, metrics=kept)
-
-
-def form_of(function: Callable[..., Any]) -> Form | None:
-    """Returns the form of the project whose function it is; ``None``: none of theirs."""
-    try:
-        names = set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return None
+def form_of(function: Callable[..., Any]) -> RewardForm | None:
+    """``(prompts, completions, **columns)`` of TRL, ``(data_source, solution_str, ground_truth, extra_info)`` of verl, ``(queries,
+    prompts, labels)`` of OpenRLHF.
+    """
+    names = set(inspect.signature(function).parameters)
     if names & {"completions", "completion_ids"}:
-        return trl
+        return TRL(function)
     if "solution_str" in names:
-        return verl
-    if "queries" in names:
-        return openrlhf
-    return None
+        return Verl(function)
+    return OpenRLHF(function) if "queries" in names else None
 
 
-def lack(function: Callable[..., Any], task: Task) -> str | None:
-    """Returns what a task has not that a function of TRL wants: the label, or another column."""
-    parameters = inspect.signature(function).parameters.values()
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    wanted = {one.name for one in parameters if one.default is one.empty and one.kind not in variable}
-    missing = sorted(wanted - {*OF_TRL, *task.metadata})
-    for name in missing:
-        if name not in LABELS or task.ground_truth is None:
-            return f"the function takes {name!r}, and the row has no such column" + " or label" * (name in LABELS)
-    return None
+class _Form:
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def lack(self, task: Task) -> str | None:
+        return None
 
 
-def trl(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
+class TRL(_Form):
     """One call for the group. ``None`` in the answer means that the function does not apply to the row: it adds nothing."""
-    metrics: dict[str, float] = {}
-    columns = {name: [row.task.metadata.get(name) for row in rows] for row in rows for name in row.task.metadata}
-    given = columns | {
-        "prompts": [row.task.prompt for row in rows],
-        "completions": [_completion(row) for row in rows],
-        "completion_ids": [[token for part in row.completion for token in part.token_ids] for row in rows],
-        "trainer_state": SimpleNamespace(global_step=context.step),
-        "log_extra": lambda name, values: None,
-        "log_metric": lambda name, value: metrics.update({str(name): float(value)}),
-    }
-    labels = [row.task.ground_truth for row in rows]
-    return _called(function, given, labels, partial(_applied, metrics, len(rows)))
 
+    def lack(self, task: Task) -> str | None:
+        parameters = inspect.signature(self.function).parameters.values()
+        variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        wanted = {one.name for one in parameters if one.default is one.empty and one.kind not in variable}
+        missing = sorted(wanted - {*OF_TRL, *task.metadata})
+        for name in missing:
+            if name not in LABELS or task.ground_truth is None:
+                return f"the function takes {name!r}, and the row has no such column" + " or label" * (name in LABELS)
+        return None
 
-def verl(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
-    """One call for each row. Of a dict, ``score`` is the reward, ``acc`` the score, and other numbers are metrics."""
-    judged = []
-    for row in rows:
-        told = dict(row.task.metadata)
-        truth = row.task.ground_truth
-        if truth is None and isinstance(told.get("reward_model"), Mapping):
-            truth = told["reward_model"].get("ground_truth")
-        turns = {"num_turns": len(row.actions), "rollout_reward_scores": {}}
-        given = {
-            "data_source": told.get("data_source", row.task.source),
-            "solution_str": row.full_text,
-            "ground_truth": truth,
-            "extra_info": turns | dict(told.get("extra_info") or {}),
+    def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
+        rows, metrics = trajectories, dict[str, float]()
+        columns = {name: [row.task.metadata.get(name) for row in rows] for row in rows for name in row.task.metadata}
+        given = columns | {
+            "prompts": [row.task.prompt for row in rows],
+            "completions": [_completion(row) for row in rows],
+            "completion_ids": [[token for part in row.completion for token in part.token_ids] for row in rows],
+            "trainer_state": SimpleNamespace(global_step=context.step),
+            "log_extra": lambda name, values: None,
+            "log_metric": lambda name, value: metrics.update({str(name): float(value)}),
         }
-        judged.append(_called(function, given, [], lambda answer: [_of_dict(answer)], whole=truth))
-    return _together(judged)
+        labels = [row.task.ground_truth for row in rows]
+        return _called(self.function, given, labels, partial(_applied, metrics, len(rows)))
 
 
-def openrlhf(function: Callable[..., Any], rows: Sequence[Trajectory], context: ScoreContext) -> Any:
+class Verl(_Form):
+    """One call for each row. Of a dict, ``score`` is the reward, ``acc`` the score, and other numbers are metrics."""
+
+    def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
+        judged = []
+        for row in trajectories:
+            told = dict(row.task.metadata)
+            truth = row.task.ground_truth
+            if truth is None and isinstance(told.get("reward_model"), Mapping):
+                truth = told["reward_model"].get("ground_truth")
+            turns = {"num_turns": len(row.actions), "rollout_reward_scores": {}}
+            given = {
+                "data_source": told.get("data_source", row.task.source),
+                "solution_str": row.full_text,
+                "ground_truth": truth,
+                "extra_info": turns | dict(told.get("extra_info") or {}),
+            }
+            judged.append(_called(self.function, given, [], lambda answer: [_of_dict(answer)], whole=truth))
+        return _together(judged)
+
+
+class OpenRLHF(_Form):
     """One call for each row, with lists of one. Queries are prompt and completion with special tokens."""
 
-    def text(ids: Sequence[int]) -> str:
-        if context.tokenizer is None:
-            return row._text(ids)  # in a replay without a model, which may have to say that it needs one
-        return str(context.tokenizer.decode(list(ids), skip_special_tokens=False))
+    def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
+        judged = []
+        for row in trajectories:
+            text = partial(_with_special_tokens, context.tokenizer, row)
+            labels = [row.task.ground_truth]
+            query = text([token for part in row.segments for token in part.token_ids])
+            given = {"queries": [query], "prompts": [text(row.prompt_ids)], "labels": labels}
+            judged.append(_called(self.function, given, labels, _of_one))
+        return _together(judged)
 
-    judged = []
-    for row in rows:
-        labels = [row.task.ground_truth]
-        query = text([token for part in row.segments for token in part.token_ids])
-        given = {"queries": [query], "prompts": [text(row.prompt_ids)], "labels": labels}
-        judged.append(_called(function, given, labels, _of_one))
-    return _together(judged)
+
+def _with_special_tokens(tokenizer: Any, row: Trajectory, ids: Sequence[int]) -> str:
+    if tokenizer is None:
+        return _text(row, ids)  # in a replay without a model, which may have to say that it needs one
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _text(row: Trajectory, ids: Sequence[int]) -> str:
+    if row.decode is None:
+        raise ValueError(f"trajectory {row.episode_id} has no decoder: text is available inside a run")
+    return row.decode(ids)
 
 
 def _called(
@@ -180,7 +165,15 @@ def _together(judged: Sequence[Any]) -> Any:
 
 
 async def _gathered(judged: Sequence[Any]) -> Rewards:
-    return [reward for rewards in await await_all(judged) for reward in rewards]
+    return [reward for rewards in await asyncio.gather(*map(_guarded, judged)) for reward in rewards]
+
+
+async def _guarded(one: Awaitable[Rewards]) -> Rewards:
+    """``sys.exit`` in a function is an error like others: of a task it would end the event loop."""
+    try:
+        return await one
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 def _completion(row: Trajectory) -> Any:
@@ -188,7 +181,7 @@ def _completion(row: Trajectory) -> Any:
     if isinstance(row.task.prompt, str):
         return row.full_text
     roles = {"action": "assistant", "observation": "tool"}
-    return [{"role": roles[part.kind], "content": row._text(part.token_ids)} for part in row.completion]
+    return [{"role": roles[part.kind], "content": _text(row, part.token_ids)} for part in row.completion]
 
 
 def _applied(metrics: Mapping[str, float], count: int, answer: Any) -> Rewards:

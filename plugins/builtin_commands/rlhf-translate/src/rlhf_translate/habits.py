@@ -8,9 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-ALGO, REWARD = "rloo", "math_verifier"
-"""The plugins of examples in help."""
-
 COMMANDS = {
     "ls list ps status history jobs": "rlhf runs for runs, rlhf plugins for what is installed",
     "log logs tail watch monitor metrics plot": "rlhf show RUN_DIR in the terminal, rlhf view RUN_DIR in the browser",
@@ -106,11 +103,24 @@ FLAGS = {
     "preset recipe environment": "--config NAME",
     "accum grad_accum micro_batch_size mbs": "--train.max-tokens-per-microbatch N, from which micro-batches follow",
 }
-"""Names of flags and keys, as ``hints.of_flag`` looks for them → what to type."""
+"""Names of flags and keys, with underscores → what to type."""
+
+GROUPS = {"": COMMANDS, "plugins": PLUGINS, "data": DATA}
+"""Group of commands → what people type after its name."""
 
 
-def of(word: str, table: Mapping[str, str], value: object = None) -> str:
-    """``; here it is rlhf runs``, or nothing."""
+def of_command(name: str) -> str:
+    """``; here it is rlhf runs`` for ``ls``, or nothing; ``plugins.ls`` is typed after ``rlhf plugins``."""
+    group, _, word = name.rpartition(".")
+    return _of(word, GROUPS.get(group, {}))
+
+
+def of_flag(name: str, value: object) -> str:
+    """The same for a flag or a key, and its value."""
+    return _of(name.replace("-", "_"), FLAGS, value)
+
+
+def _of(word: str, table: Mapping[str, str], value: object = None) -> str:
     text = next((text for words, text in table.items() if word in words.split()), "")
     number = str(value) if re.fullmatch(r"[\d.]+(e-?\d+)?", str(value)) else "N"
     return f"; here it is {text.replace('{}', number)}" if text else ""

@@ -6,6 +6,8 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from rlhf_translate import habits
+from rlhf_translate.elsewhere import hint
 
 from rlhf_host.cli.main import main
 from rlhf_host.commands import CommandGroup
@@ -14,10 +16,8 @@ from rlhf_host.config.flags import parse, take
 from rlhf_host.config.load import read_config
 from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.errors import UserError
-from rlhf_host.plugins import habits
-from rlhf_host.plugins.discovery import discover
+from rlhf_host.settings import UnknownName
 
-TABLES = {"": habits.COMMANDS, "plugins": habits.PLUGINS, "data": habits.DATA}
 RUNS = (
     ("--algo", "grpo", "--reward", "math_verifier", "--model", "m", "--data", "a.jsonl"),
     ("--algo", "sft", "--model", "m", "--data", "a.jsonl"),
@@ -29,9 +29,9 @@ def rlhf(*words: str):
     return CliRunner().invoke(main, words, prog_name="rlhf")
 
 
-@pytest.mark.parametrize("group", TABLES)
+@pytest.mark.parametrize("group", habits.GROUPS)
 def test_commands_that_are_named_exist_and_so_do_their_flags(group):
-    for text in TABLES[group].values():
+    for text in habits.GROUPS[group].values():
         for command in re.findall(r"rlhf((?: [a-z-]+)*)", text):
             words, context = [], main
             for word in command.split():
@@ -84,47 +84,21 @@ def accepted(*words: str) -> bool:
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [
-        ("grpo", "'grpo' is an algo: rlhf train --algo grpo --help"),
-        ("sft", "'sft' is an algo: rlhf train --algo sft --help"),
-        ("train_ppo", "'ppo' is an algo: rlhf train --algo ppo --help"),
         ("list", "here it is rlhf runs for runs, rlhf plugins for what is installed"),
         ("logs", "here it is rlhf show RUN_DIR in the terminal, rlhf view RUN_DIR in the browser"),
-        ("plugin", "did you mean 'plugins' or 'plan'?"),
         ("plugins list", "here it is rlhf plugins"),
         ("data head", "here it is rlhf data show PATH"),
-        ("zzz", "rlhf --help lists them"),
     ],
 )
-def test_unknown_commands(typed, hint):
+def test_a_word_in_the_place_of_a_command_is_explained(typed, hint):
     done = rlhf(*typed.split())
     assert (done.exit_code, done.stderr) == (2, f"Error: no command {typed.split()[-1]!r}; {hint}\n")
 
 
-def test_every_plugins_name_is_understood_as_a_command():
-    names = {info.name for info in discover() if info.kind in ("algo", "reward", "tracker", "preset", "extension")}
-    for name in names - {"file"}:
-        hint = rlhf(name).stderr.partition("; ")[2].strip()
-        command = re.search(r"rlhf (train --.*)", hint)
-        assert command is not None, (name, hint)
-        assert rlhf(*command[1].split()).exit_code == 0, hint
-
-
-def test_a_listed_plugin_that_is_not_installed_can_be(monkeypatch):
-    monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rloo")
-    said = "'rloo' is an algo that is not installed: pip install --find-links dist rlhf-plugin-rloo"
-    assert rlhf("rloo").stderr == f"Error: no command 'rloo'; {said}\n"
-
-
-def test_a_command_that_is_left_out_says_so(monkeypatch):
-    monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "translate")
-    assert rlhf("translate", "x").stderr == (
-        "Error: no command 'translate'; it is left out by --disable or RLHF_DISABLE_PLUGINS\n"
+def test_a_projects_own_name_comes_before_a_habit():
+    assert hint(UnknownName("flag", "dataset_path")).startswith("; ")
+    assert hint(UnknownName("flag", "num_gpus", "8")) == (
+        "; here it is --runtime ray --placement actor+rollout=8, where roles joined by + share 8 devices"
     )
-
-
-def test_an_option_that_takes_one_value_is_given_once():
-    assert rlhf("plugins", "--kind", "algo", "--kind", "reward").stderr == "Error: --kind can be given once\n"
-    assert rlhf("view", "--browser", "--no-browser").stderr == "Error: --browser and --no-browser: leave one out\n"
-    assert rlhf("plugins", "--kind", "algo", "show", "grpo", "--kind", "algo").exit_code == 0
-    again = rlhf("plugins", "check", "kl", "--option", "coef=1", "--option", "coef=2")
-    assert (again.exit_code, again.stderr) == (2, "Error: --option coef=2: 'coef' already has a value\n")
+    assert hint(UnknownName("flag", "exp-name")) == "; here it is --name NAME"
+    assert hint(UnknownName("command", "server.ls")) == ""
