@@ -22,6 +22,7 @@ from rlhf_host.config.schema import SyncChoice, defaults
 from rlhf_host.config.tree import MANY, NAMED, ROLES, SHORT, SINGLE, Names, annotation_at, is_choice, lora_path, role_flag
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError
+from rlhf_host.once import looked_up_once
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options, options_model
 from rlhf_host.plugins.recommended import recommended
@@ -139,6 +140,11 @@ class SettingsCommand(click.Command):
         self.control, self.takes, self.takes_file = (*control, *SHARED, "help"), takes, takes_file
         self.usage, self.about, self.start, self.sections = usage, about, {**start, **SHARED}, sections
 
+    @looked_up_once()
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx)
+
+    @looked_up_once()
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
         if ctx.resilient_parsing:  # which is how completion asks

@@ -55,10 +55,11 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     start = runtime_start(config, manager, needs, tokenizer, 1, models)
     for line in [*runtime_plugin(config).describe(start)]:
         click.echo(f"runtime {config.runtime.name}: {line}")
-    for line in rehearse(start, remote=RunTraits.of(config).runtime.remote):
+    lines, outlines = rehearse(start, remote=RunTraits.of(config).runtime.remote)
+    for line in lines:
         click.echo(line)
     for line in [
-        *disk.told(config, start, Path(str(config.run_dir)), config.train.steps or STEPS),
+        *disk.told(config, start, outlines, Path(str(config.run_dir)), config.train.steps or STEPS),
         *forecasts(config, manager),
     ]:
         click.echo(line)

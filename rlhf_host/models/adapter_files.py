@@ -21,6 +21,7 @@ from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_w
 from rlhf_host.models.dtypes import DTYPES, NARROW
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.quantized import is_quantized
+from rlhf_host.once import once
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -249,6 +250,7 @@ def _metadata(directory: str | Path) -> dict[str, str]:
         raise UserError(f"{path} cannot be read: {error}") from error
 
 
+@once
 def _read(directory: str | Path) -> dict[str, Any]:
     path = Path(directory).expanduser() / CONFIG
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -35,6 +36,7 @@ from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.places import ModelPlace, find_model, hub_answers, with_base
+from rlhf_host.once import once
 from rlhf_host.runs.models import step_model
 
 
@@ -234,7 +236,7 @@ def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
     if source.gguf:
         return None, None
     with quiet_transformers(), as_user_error(f"cannot load the model {role.model!r}"):
-        config = AutoConfig.from_pretrained(source.path, **options_of(source, role))
+        config = configuration(source, role)
     return getattr(config.get_text_config(), "vocab_size", None), _positions(config)
 
 
@@ -293,11 +295,11 @@ def _load_safetensors(source: ModelPlace, role: RoleConfig, head: str, trainable
     return model
 
 
-def configuration(source: ModelPlace, role: RoleConfig, head: str) -> Any:
-    """Returns the configuration of the role's model, with one label for a scalar head."""
-    config = AutoConfig.from_pretrained(
-        source.path, **options_of(source, role), **({"num_labels": 1} if head == "scalar" else {})
-    )
+def configuration(source: ModelPlace, role: RoleConfig, head: str = "lm") -> Any:
+    """Returns the configuration of the role's model, with one label for a scalar head. A command reads it once."""
+    options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
+    options |= {"num_labels": 1} if head == "scalar" else {}
+    config = copy.deepcopy(_configuration(source.path, **options))
     if head == "scalar":
         config.token_classification_bias = (
             False  # so that what is saved loads as a token classifier too: all scores, none missing
@@ -305,10 +307,17 @@ def configuration(source: ModelPlace, role: RoleConfig, head: str) -> Any:
     return config
 
 
-def new_model(source: ModelPlace, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Returns a model of this configuration, with random weights."""
+@once
+def _configuration(path: str, **options: Any) -> Any:
+    return AutoConfig.from_pretrained(path, **options)
+
+
+def new_model(source: ModelPlace, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: Any) -> PreTrainedModel:
+    """Returns a model of this configuration, with random weights; of the type that it says where ``dtype`` is ``auto``."""
     made = model_class(head, config)
-    options: dict[str, Any] = {"attn_implementation": attention_of(role, config), "dtype": dtype}
+    options: dict[str, Any] = {"attn_implementation": attention_of(role, config)} | (
+        {} if dtype == "auto" else {"dtype": dtype}
+    )
     if (from_config := getattr(made, "from_config", None)) is not None:
         model: PreTrainedModel = from_config(config, trust_remote_code=role.trust_remote_code, **options)
     else:

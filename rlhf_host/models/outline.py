@@ -5,29 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files
-from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import weight_dtypes
 from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
-from rlhf_host.models.loading import (
-    attention_of,
-    options_of,
-    quiet_transformers,
-    require_scalar_head,
-    rounded_base,
-)
+from rlhf_host.models.loading import configuration, new_model, quiet_transformers, require_scalar_head, rounded_base
 from rlhf_host.models.places import ModelPlace, find_model, with_base
 from rlhf_host.models.quantized import refuse_kind
 
@@ -70,20 +61,11 @@ def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool,
 
 
 def _empty(source: ModelPlace, role: RoleConfig, head: str, trainable: bool) -> Any:
-    options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
-    config = AutoConfig.from_pretrained(source.path, **options, **({"num_labels": 1} if head == "scalar" else {}))
+    config = configuration(source, role, head)
     dtype = torch.float32 if source.gguf else weight_dtypes(role, trainable, config.dtype, rounded_base(role))[1]
-    settings: dict[str, Any] = {"attn_implementation": attention_of(role, config)} | (
-        {} if dtype == "auto" else {"dtype": dtype}
-    )
-    kind = model_class(head, config)
-    make = getattr(kind, "_from_config", None)
-    if hasattr(kind, "from_config"):
-        make = partial(kind.from_config, trust_remote_code=role.trust_remote_code)
-    assert make is not None
     with META:
         try:
-            return make(config, **settings)
+            return new_model(source, role, head, config, dtype)
         except (ImportError, ValueError) as error:  # such as kernels for attention that are not there
             raise UserError(f"cannot load the model {role.model!r}: {first_line(error)}") from error
 

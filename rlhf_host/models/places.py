@@ -16,6 +16,7 @@ from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_files
+from rlhf_host.once import once
 from rlhf_host.runs.models import step_model
 
 
@@ -33,6 +34,7 @@ class ModelPlace:
         return str(Path(self.path, self.gguf or "").absolute()) if self.local else self.path
 
 
+@once
 def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
     """Finds out whether it is a directory, a GGUF file, ``RUN@STEP`` or a hub name; refuses anything else before loading."""
     if not name:

@@ -14,11 +14,12 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from importlib_metadata import Distribution, EntryPoint, distributions
 
 from rlhf_host import __version__
+from rlhf_host.once import once
 
 HOST = "rlhf-host"
 
@@ -41,15 +42,9 @@ GROUPS: dict[str, str] = {
 """Kind → entry-point group. What else is said of a kind's plugins is in ``GROUP.spellings`` and ``GROUP.recommended``
 (``plugins.spellings``, ``plugins.recommended``)."""
 
-Unchosen: TypeAlias = Literal["hint", "reward_form", "forecast", "note", "step_models"]
+Unchosen: TypeAlias = Literal["hint", "reward_form", "forecast", "note", "step_model"]
 
-UNCHOSEN: dict[str, str] = {
-    "hint": "rlhf.hints",
-    "reward_form": "rlhf.reward_forms",
-    "forecast": "rlhf.forecasts",
-    "note": "rlhf.notes",
-    "step_models": "rlhf.step_models",
-}
+UNCHOSEN = {kind: f"rlhf.{kind}s" for kind in get_args(Unchosen)}
 """The same for what explains unknown names (``plugins.hints``), for what calls reward functions of other projects
 (``plugins.reward_functions``), for what a dry run asks about the run (``cli.dry_run``), for what is known of a plugin that is shown
 (``cli.plugins_show``), and for what has models of a run's steps (``runs.step_models``). Nobody chooses one, so they are no kinds of
@@ -117,8 +112,8 @@ class PluginInfo:
 def discover(disabled: bool = False) -> list[PluginInfo]:
     """Returns every installed plugin, sorted by kind (in the order of ``GROUPS``), name and distribution.
 
-    Metadata is read once per process, and again where a directory of ``sys.path`` has changed. A distribution whose metadata
-    cannot be read is left out: it must not take the command line down.
+    Metadata is read once per process, and again where a directory of ``sys.path`` has changed, at which a command looks once. A
+    distribution whose metadata cannot be read is left out: it must not take the command line down.
 
     Args:
         disabled: have those too that ``RLHF_DISABLE_PLUGINS`` leaves out, with that status.
@@ -161,6 +156,7 @@ def _scan(path: Sequence[str], changed_ns: Sequence[int]) -> list[PluginInfo]:
     return plugins
 
 
+@once
 def _changed_ns(directory: str) -> int:
     try:
         return os.stat(directory or ".").st_mtime_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from importlib_metadata import PackageNotFoundError, requires
@@ -72,6 +73,7 @@ def _is_there(library: str) -> bool:
         return False
 
 
+@cache
 def _what_brings(library: str, distribution: str) -> str:
     """The distribution with the extra that requires the library; without such an extra the library itself."""
     try:

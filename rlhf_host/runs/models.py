@@ -9,6 +9,7 @@ from pathlib import Path
 from rlhf_host.config.run_dir import BEST, CONFIG, LAST, about_run, checkpoint_dirs, named_run, near_runs
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import PluginError, UserError, near_matches
+from rlhf_host.once import once
 from rlhf_host.plugins.selection import find
 from rlhf_host.runs.step_models import kept_steps, written_model
 
@@ -85,6 +86,7 @@ def at_step(path: Path) -> tuple[Path, str | None]:
     return (directory, step) if (directory / CONFIG).is_file() else (path, None)
 
 
+@once
 def step_model(name: str | None) -> str | None:
     """Returns the directory of the model that ``RUN@STEP`` means, as ``run_model`` does; any other name as it is."""
     if not name or at_step(Path(name))[1] is None:

@@ -55,7 +55,7 @@ def written_model(run: Path, step: int) -> Path | None:
 
 def _packages(run: Path) -> Iterator[tuple[PluginInfo, StepModels, list[int]]]:
     """Yields what is installed, with the steps that it has."""
-    for info in unchosen("step_models"):
+    for info in unchosen("step_model"):
         package: StepModels = imported(info)
         with blaming(str(info), "steps"):
             steps = [int(step) for step in package.steps(run)]

@@ -34,7 +34,6 @@ from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.events import EventLoop, ended_by_sigterm
 from rlhf_host.training.inputs import Inputs
-from rlhf_host.training.rehearsal import rehearse
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
 from rlhf_host.training.rollout_source import RolloutSource
@@ -124,20 +123,9 @@ async def _not_started(targets: Sequence[SyncTarget], source: WeightSource, vers
     raise AssertionError("weights are brought to engines by runs that sample and train")
 
 
-def start_runtime(
-    config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT, *, pictured: bool = False
-) -> Started:
-    """Starts the runtime.
-
-    Args:
-        kept: log-probabilities of roles that are not loaded.
-        pictured: rows have pictures.
-    """
+def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT) -> Started:
+    """Starts the runtime. ``kept``: log-probabilities of roles that are not loaded."""
     traits = RunTraits.of(config)
-    if pictured and start.engine is not None and not traits.engine.images:
-        raise UserError(f"engine {config.engine.name} takes no prompts with pictures: choose another --engine")
-    if start.total_updates:
-        rehearse(start, remote=traits.runtime.remote, pictured=pictured)
     phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
 
     bring = None

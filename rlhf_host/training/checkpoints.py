@@ -23,6 +23,7 @@ from safetensors import safe_open
 from rlhf_host.config.run_dir import STATE, checkpoint_dirs
 from rlhf_host.directories import new_directory, remove_directory
 from rlhf_host.errors import DivergedError, RunError, UserError
+from rlhf_host.once import once
 from rlhf_host.protocols import Writer
 from rlhf_host.records.torch_files import OTHER, load_data
 from rlhf_host.scratch import remove_tree
@@ -215,6 +216,7 @@ def damage(checkpoint: Path, part: str = "") -> str | None:
     return f"{changed} is not as it was written{shared}"
 
 
+@once
 def refuse_damaged(model: Path) -> None:
     """Raises ``UserError`` if a model directory of a checkpoint is not as it was written."""
     model = model.absolute()

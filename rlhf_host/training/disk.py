@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_host.config.schema import CheckpointConfig, RunConfig
 from rlhf_host.directories import amount
-from rlhf_host.models.outline import outline, weights_of
+from rlhf_host.models.outline import weights_of
 from rlhf_host.protocols import RuntimeStart
 from rlhf_host.training.trained_roles import kept_roles
 
@@ -16,15 +17,17 @@ WHILE_RUNNING = 2
 """Newest checkpoints that stay by default while a run goes on: a damaged one has one before it."""
 
 
-def checkpoint_bytes(start: RuntimeStart) -> float | None:
+def checkpoint_bytes(start: RuntimeStart, outlines: Mapping[str, Any]) -> float | None:
     """Returns the bytes of the weights and optimizers in a checkpoint; None: a model cannot be looked at, or the backend does not
     tell.
+
+    Args:
+        outlines: those of the roles' models.
     """
     backend: Any = start.backend.build()
     total = 0.0
     for need in kept_roles(start.needs):
-        role = start.roles[need.name]
-        model = outline(role, head=need.head, trainable=need.trainable)
+        role, model = start.roles[need.name], outlines[need.name]
         if model is None or not backend.traits.saved_bytes:
             return None
         trained = [weight for weight in model.parameters() if weight.requires_grad]
@@ -43,10 +46,10 @@ def at_most(settings: CheckpointConfig, steps: int) -> int:
     return kept + 1 + (settings.best is not None)
 
 
-def told(config: RunConfig, start: RuntimeStart, run_dir: Path, steps: int) -> list[str]:
+def told(config: RunConfig, start: RuntimeStart, outlines: Mapping[str, Any], run_dir: Path, steps: int) -> list[str]:
     """Returns lines for people: what checkpoints take, and whether there is room."""
     count = at_most(config.checkpoint, steps)
-    if (each := checkpoint_bytes(start)) is None:
+    if (each := checkpoint_bytes(start, outlines)) is None:
         return [f"checkpoints: at most {count} at a time, of a size that is not known before the first"]
     place = next(path for path in (run_dir, *run_dir.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free

@@ -74,7 +74,7 @@ class _Tokenizers(Mapping[str, Any]):
         return len(list(self))
 
 
-def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> list[str]:
+def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> tuple[list[str], dict[str, Any]]:
     """Checks each role of a run that trains, as far as settings and the files beside its weights tell.
 
     Args:
@@ -82,7 +82,7 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> li
         pictured: rows have pictures.
 
     Returns:
-        Lines for people about what was checked.
+        Lines for people about what was checked, and the outline of each role's model, None where there is none.
 
     Raises:
         UserError: something that the run would refuse after loading, or weights that cannot fit.
@@ -93,11 +93,11 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> li
         if isinstance(plugin, Checking):
             plugin.check(start, {name: device.type for name, device in devices.items()})
     backend: Any = start.backend.build()
-    lines, held = [], defaultdict[Any, list[_Share]](list)
+    lines, held, outlines = [], defaultdict[Any, list[_Share]](list), {}
     views = role_views([(need, start.roles[need.name]) for need in start.needs.roles])
     for need in start.needs.roles:
         role = start.roles[need.name]
-        model = outline(role, head=need.head, trainable=need.trainable)
+        model = outlines[need.name] = outline(role, head=need.head, trainable=need.trainable)
         if model is None:
             lines.append(f"role {need.name}: {role.model} cannot be checked before its weights are loaded")
             continue
@@ -110,7 +110,7 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> li
             balance_of(model, role.router_aux_loss_coef)
         if need.name not in views:
             held[devices.get(need.name)].append(_share(need, role, model, backend.traits))
-    return lines + [line for device, shares in held.items() for line in _compared(device, shares)]
+    return lines + [line for device, shares in held.items() for line in _compared(device, shares)], outlines
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.run_dir import CONFIG, checkpoint_dirs, locked, written
 from rlhf_host.config.schema import RunConfig
@@ -26,6 +27,7 @@ from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.parts import Progress, RunParts
+from rlhf_host.training.rehearsal import rehearse
 from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
 from rlhf_host.training.trained_roles import models_of
@@ -90,11 +92,16 @@ def _prepared(
         kept = precomputed(config, manager, needs, inputs)
         loaded = without(needs, kept)
     start = assemble.runtime_start(config, manager, loaded, inputs.tokenizer, updates, models)
-    started = assemble.start_runtime(config, start, kept, pictured=inputs.pictured)
+    traits = RunTraits.of(config)
+    if (pictured := inputs.pictured) and start.engine is not None and not traits.engine.images:
+        raise UserError(f"engine {config.engine.name} takes no prompts with pictures: choose another --engine")
+    _, outlines = rehearse(start, remote=traits.runtime.remote, pictured=pictured)
+    notices = [*inputs.notices, *disk.told(config, start, outlines, run_dir, inputs.steps(config))]
+    del outlines
+    started = assemble.start_runtime(config, start, kept)
     with event_loop(config.debug) as events:
         try:
             loop = _loop(config, manager, started, inputs, events, run_dir)
-            notices = [*inputs.notices, *disk.told(config, start, run_dir, inputs.steps(config))]
             if checkpoint is not None:
                 loop.keeper.restore(checkpoint)
             elif resume is not None:

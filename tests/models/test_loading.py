@@ -10,6 +10,7 @@ import numpy
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BertConfig,
     BertForSequenceClassification,
@@ -22,9 +23,10 @@ from transformers import (
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models import places
-from rlhf_host.models.loading import host_copy, load_model, load_tokenizer
+from rlhf_host.models.loading import configuration, host_copy, load_model, load_tokenizer, sizes
 from rlhf_host.models.passes import Passes
 from rlhf_host.models.places import find_model
+from rlhf_host.once import looked_up_once
 
 from .miniatures import miniature
 
@@ -45,6 +47,20 @@ def bfloat16_model(tmp_path_factory) -> Path:
 
 def role(model: Path | str | None, **settings) -> RoleConfig:
     return RoleConfig(model=None if model is None else str(model), device="cpu", **settings)
+
+
+def test_a_command_reads_a_configuration_once(bfloat16_model, tmp_path, monkeypatch):
+    directory, read, reads = Path(shutil.copytree(bfloat16_model, tmp_path / "model")), AutoConfig.from_pretrained, []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *words, **options: reads.append(words) or read(*words, **options))
+    with looked_up_once():
+        assert sizes(role(directory)) == sizes(role(directory)) == (40, 32768)
+        configuration(find_model(str(directory)), role(directory)).vocab_size = 7  # whoever asked may change theirs
+        assert sizes(role(directory))[0] == 40
+    assert len(reads) == 1
+    file = directory / "config.json"
+    file.write_text(file.read_text().replace('"vocab_size": 40', '"vocab_size": 41'))
+    assert sizes(role(directory))[0] == 41
+    assert len(reads) == 2
 
 
 def test_trainable_weights_are_float32_and_frozen_ones_as_they_were_saved(bfloat16_model):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlhf_host
+from rlhf_host.once import looked_up_once
 from rlhf_host.plugins import discovery
 
 REWARD = {"rlhf.rewards": "r = disc_mod:Reward"}
@@ -27,6 +28,19 @@ def test_a_plugin_is_described_by_its_metadata_and_not_imported(here):
     )
     assert (info.module, info.attribute, info.source) == ("disc_mod", "Reward", "disc-a 0.3")
     assert "disc_mod" not in sys.modules
+
+
+def test_dates_of_directories_are_looked_at_once_where_nothing_is_installed(here, monkeypatch):
+    stat, asked = discovery.os.stat, []
+    monkeypatch.setattr(discovery.os, "stat", lambda path, **options: asked.append(path) or stat(path, **options))
+    with looked_up_once():
+        before = discovery.discover()
+        asked.clear()
+        assert discovery.discover() == before
+        assert asked == []
+        here.install("disc-late", REWARD, {"disc_mod.py": ""})
+        assert discovery.discover() == before
+    assert only("disc-late").status == "ok"
 
 
 @pytest.mark.parametrize("kind", discovery.GROUPS)

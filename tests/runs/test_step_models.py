@@ -105,7 +105,7 @@ def test_a_run_whose_weight_sync_is_not_installed_says_what_to_install(run, monk
 @pytest.mark.parametrize(
     ("write", "kind", "said"),
     [
-        ("raise KeyError('x')", RunError, "step_models 'mine' from keeper-a 1.0 failed in write: KeyError: 'x'"),
+        ("raise KeyError('x')", RunError, "step_model 'mine' from keeper-a 1.0 failed in write: KeyError: 'x'"),
         ("from rlhf_host import UserError; raise UserError('it is damaged')", UserError, "it is damaged"),
     ],
 )
