@@ -36,17 +36,19 @@ def check_inputs(config: RunConfig, manager: PluginManager, needs: Needs, tokeni
     Args:
         tokenizer: the actor's.
     """
-    check_vocabularies(config.roles, needs, tokenizer)
+    own = {need.name: role_settings(config.roles, need, None, needs) for need in needs.roles}
+    roles = {"actor": config.roles["actor"], **own}
+    check_vocabularies(roles, needs, tokenizer)
     if needs.samples and AlgoNeeds.of(needs).unit_rows and config.from_trajectories is None:
         refuse_large_answers(config, sizes(config.roles["actor"])[1], prompt=1)
     for data in (config.data, config.eval.data) if needs.samples else ():
         ChatCodec(for_chat(tokenizer, data), data.template, tool_format=config.rollout.tool_format)
-    check_plugins(config, manager, needs, tokenizer)
+    check_plugins(config, manager, roles, tokenizer)
 
 
-def check_plugins(config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any) -> None:
+def check_plugins(config: RunConfig, manager: PluginManager, roles: Mapping[str, RoleConfig], tokenizer: Any) -> None:
     """Raises ``PluginError`` for everything that a plugin refuses."""
-    settings, tokenizers = config.model_dump(), _Tokenizers(config, needs, {"actor": tokenizer})
+    settings, tokenizers = config.model_dump(), _Tokenizers(roles, {"actor": tokenizer})
     for key in manager.names("check_run"):
         manager.call(key, "check_run", config=settings, tokenizers=tokenizers)
 
@@ -55,20 +57,16 @@ def check_plugins(config: RunConfig, manager: PluginManager, needs: Needs, token
 class _Tokenizers(Mapping[str, Any]):
     """Role → its tokenizer, loaded on first use."""
 
-    config: RunConfig
-    needs: Needs
+    roles: Mapping[str, RoleConfig]
     loaded: dict[str, Any]
 
     def __getitem__(self, role: str) -> Any:
         if role not in self.loaded:
-            need = next((need for need in self.needs.roles if need.name == role), None)
-            if need is None:
-                raise KeyError(role)
-            self.loaded[role] = load_tokenizer(role_settings(self.config.roles, need, None, self.needs))
+            self.loaded[role] = load_tokenizer(self.roles[role])
         return self.loaded[role]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({"actor": None} | {need.name: None for need in self.needs.roles})
+        return iter({"actor": None, **self.roles})
 
     def __len__(self) -> int:
         return len(list(self))

@@ -214,8 +214,9 @@ def session(
     started = None
     if needs.roles:
         tokenizer = load_tokenizer(config.roles["actor"]) if tokenizer is None else tokenizer
-        check_plugins(config, manager, needs, tokenizer)
-        started = assemble.start_runtime(config, assemble.runtime_start(config, manager, needs, tokenizer, 0, {}))
+        start = assemble.runtime_start(config, manager, needs, tokenizer, 0, {})
+        check_plugins(config, manager, start.roles, tokenizer)
+        started = assemble.start_runtime(config, start)
     with event_loop(config.debug) as events:
         try:
             context = run_context(config, tokenizer, {} if started is None else started.handles)

@@ -9,7 +9,6 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_tokenizer, sizes
 from rlhf_host.records.needs import Needs, Output
-from rlhf_host.training.role_settings import role_settings
 
 _SHOWN = 3
 
@@ -19,14 +18,14 @@ def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer:
     actor, or too few, as far as the files of their models tell.
 
     Args:
+        roles: the actor's settings, and those of each role that the run needs.
         tokenizer: the actor's.
     """
-    by_name = {need.name: need for need in needs.roles}
-    actor = role_settings(roles, by_name["actor"], None, needs) if "actor" in by_name else roles["actor"]
-    compared = {output.role for output in needs.outputs if output.what in ("logprobs", "distribution")} & by_name.keys()
+    actor = roles["actor"]
+    compared = {output.role for output in needs.outputs if output.what in ("logprobs", "distribution")} & roles.keys()
     mixed = {need.name for need in needs.roles if need.mixes is not None}
     for name in sorted((compared | mixed) - {"actor"}):
-        role = role_settings(roles, by_name[name], None, needs)
+        role = roles[name]
         if (role.model, role.tokenizer) == (actor.model, actor.tokenizer):
             continue
         if name in mixed or Output("distribution", role=name) in needs.outputs:
@@ -41,8 +40,8 @@ def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer:
                 )
         _compare(name, role, tokenizer)
     for output in needs.outputs:
-        if output.top is not None and output.role in by_name:
-            size = sizes(role_settings(roles, by_name[output.role], None, needs))[0]
+        if output.top is not None and output.role in roles:
+            size = sizes(roles[output.role])[0]
             if size is not None and size < output.top:
                 raise UserError(f"the {output.top} likeliest tokens are wanted of a model that has {size}: ask for fewer")
 
