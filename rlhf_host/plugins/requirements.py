@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 
 from importlib_metadata import Distribution, distributions
 
@@ -24,20 +26,18 @@ def pinned(plugins: Iterable[str], extras: Iterable[str] = ()) -> str:
         plugins: names of distributions; those that are not installed are left out.
         extras: of the host, which are in use (``ray``).
     """
-    installed = installed_distributions()
     roots = {HOST: frozenset(extras)} | {normalised(name): frozenset() for name in plugins}
-    names = [name for name in roots if name in installed]
-    others = sorted(_required({name: roots[name] for name in names}, installed) - set(names))
+    used = _required(roots)
     lines = [f"# Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
-    lines += ["# The host and the plugins.", *(_line(installed[name]) for name in names)]
+    lines += ["# The host and the plugins.", *(_line(used[name]) for name in roots if name in used)]
     lines += ["# Their dependencies; +cpu, +cu128 and similar versions are on separate indexes."]
-    lines += [_line(installed[name]) for name in others]
+    lines += [_line(used[name]) for name in sorted(used.keys() - roots.keys())]
     return "\n".join(lines) + "\n"
 
 
 def extras_of_host() -> list[str]:
     """The extras of ``rlhf-host`` that bring libraries for running."""
-    host = installed_distributions().get(HOST)
+    host = _installed(HOST)
     stated = host.metadata.get_all("Provides-Extra") or [] if host else []
     return [extra for extra in stated if extra not in ("dev", "testing", "docs")]
 
@@ -53,18 +53,31 @@ def installed_distributions() -> dict[str, Distribution]:
     return installed
 
 
-def _required(roots: Mapping[str, frozenset[str]], installed: Mapping[str, Distribution]) -> set[str]:
-    """Names of all installed distributions that the roots (name → extras) require, at any depth, and the roots."""
+def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:
+    """Normalised name → distribution, of all that is installed and that the roots (name → extras) require, at any depth, and of the
+    roots.
+    """
+    required: dict[str, Distribution] = {}
     seen: dict[str, frozenset[str]] = {}
+    installed = cache(_installed)
     waiting = list(roots.items())
     while waiting:
         name, extras = waiting.pop()
-        name = name if name in installed else OTHER_BUILDS.get(name, name)
-        if name not in installed or (name in seen and extras <= seen[name]):
+        name = name if installed(name) else OTHER_BUILDS.get(name, name)
+        distribution = installed(name)
+        if distribution is None or (name in seen and extras <= seen[name]):
             continue
+        required[name] = distribution
         seen[name] = seen.get(name, frozenset()) | extras
-        waiting += _requirements(installed[name], seen[name])
-    return set(seen)
+        waiting += _requirements(distribution, seen[name])
+    return required
+
+
+def _installed(name: str) -> Distribution | None:
+    """The distribution of this name: looked for, which is faster than reading the metadata of all."""
+    with suppress(Exception):  # there is none, or its metadata cannot be read
+        return distribution if (distribution := Distribution.from_name(name)).name else None
+    return None
 
 
 def _requirements(distribution: Distribution, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
@@ -83,7 +96,7 @@ def _requirements(distribution: Distribution, extras: frozenset[str]) -> Iterato
 def _line(distribution: Distribution) -> str:
     from urllib.parse import urlsplit
 
-    line = f"{distribution.name}=={distribution.version}"
+    line = "{Name}=={Version}".format_map(distribution.metadata)
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url")
     except ValueError:
