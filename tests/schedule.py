@@ -80,6 +80,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # the libraries' objects stay: every search for garbage among them would take a second
 
 
+@pytest.hookimpl(trylast=True)  # fixtures of the file have ended
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    ended = nextitem is None or file_of(nextitem.nodeid) != file_of(item.nodeid)
+    if ended and not gc.get_freeze_count():  # vLLM undoes it as it ends, and every run would search all again, half a second
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getoption("dist") != "loadfile":

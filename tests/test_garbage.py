@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 
 from rlhf_host.garbage import collected_s, frozen
+
+from . import schedule
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,15 @@ def test_what_somebody_else_froze_stays_frozen():
         later = Ring()
         assert any(thing is later for thing in gc.get_objects())
     assert not any(thing is kept for thing in gc.get_objects())
+
+
+def test_files_of_tests_leave_it_frozen():
+    """vLLM ends with ``gc.unfreeze``: without this, each later run of the same process would begin with a search of everything."""
+    one, same, other = (SimpleNamespace(nodeid=nodeid) for nodeid in ("a.py::x", "a.py::y", "b.py::x"))
+    schedule.pytest_runtest_teardown(one, same)
+    assert gc.get_freeze_count() == 0
+    schedule.pytest_runtest_teardown(one, other)
+    assert gc.get_freeze_count() > 100_000
 
 
 def test_seconds_are_counted():

@@ -27,6 +27,7 @@ SLOW = {
         "",
         "runs on Ray that resume, or that end early; test_whole_stack trains there at every change",
     ),
+    "tests/distributed/ray/test_whole_stack.py": (r"\[2\]", "an engine over two devices; one device at every change"),
     "tests/distributed/ray/test_turns.py": ("", "two vLLM engines that sleep beside their workers"),
     "tests/distributed/ray/test_leftovers.py": ("", "what a killed controller leaves"),
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
@@ -81,6 +82,10 @@ SLOW = {
         "bytes of backends, counted beside the plan of memory",
     ),
     "tests/outside/test_evaluations.py": ("", "lm_eval and inspect against rlhf serve, beside lm_eval's own model"),
+    "tests/models/test_families.py": (
+        r"as_transformers_has_it\[(?!(gpt2|llama|phimoe|gemma2-eager|codegen|bert|mamba|deepseek_v4|blt|prophetnet|phi3-long-rope|cpmant|xlnet)\])",
+        "every family of models that transformers ships; one or two of each outcome at every change",
+    ),
     "tests/models/test_flex.py": ("a_model_shares_prompts", "FlexAttention, compiled"),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_engines/rlhf-engine-http/tests/test_vllm.py": (
@@ -95,6 +100,10 @@ SLOW = {
     "tests/cli/test_chat.py": (
         "asked_as_in_training|reward_model_writes|ctrl_c",
         "models of runs that are talked to, in processes of their own",
+    ),
+    "tests/cli/test_start.py": (
+        r"\[(replay|data|plan)\]",
+        "commands with torch in a new interpreter; one of them at every change",
     ),
     "tests/cli/test_process_rewards.py": ("two_processes", "a process reward model in two processes"),
     "tests/test_gpu_accept.py": (
@@ -221,8 +230,8 @@ SLOW = {
         "names that authors may choose, in every kind of the template",
     ),
     "tests/learning/test_bandit.py": (
-        "every_algorithm_(climbs|sinks)|every_policy_loss_sinks",
-        "every algorithm on a bandit, with its advantages and with their sign turned; policy losses and critics at every change",
+        r"every_algorithm_(climbs|sinks)|every_policy_loss_sinks|policy_loss_climbs\[(dppo_tv|gspo|sapo)\]",
+        "every algorithm and policy loss on a bandit, with either sign; three policy losses and the critics at every change",
     ),
     "plugins/builtin_algos/rlhf-plugin-group-methods/tests/test_runs.py": (
         r"two_updates_a_step\[(?!vespo)",
@@ -260,6 +269,10 @@ SLOW = {
     "plugins/builtin_rewards/rlhf-plugin-reward-model/tests/test_reward_model.py": (
         "resumes_its_statistics",
         "a run that resumes",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_containment.py": (
+        r"uncontained_the_same_attacks_succeed\[(?!(reads /etc/passwd|opens a socket|changes modes)\])",
+        "attacks that succeed where nothing contains them; three of them at every change, and that none does where something does",
     ),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_shells.py": ("", "commands that are judged in a shell"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_right_programs.py": ("", "programs of people, which are right"),

@@ -8,6 +8,9 @@ import shutil
 import subprocess
 
 import pytest
+from click.testing import CliRunner
+
+from rlhf_host.cli.main import main
 
 SLOW = """
 import time
@@ -33,14 +36,20 @@ HEAVY = {"torch", "transformers", "datasets", "ray", "vllm", "deepspeed", "numpy
 
 
 @pytest.fixture
-def offered(site):
+def offered(here, monkeypatch):
     """What bash is offered for the last word of a line, as ``type,value`` without the type where it is plain."""
+    monkeypatch.chdir(here.folder)
 
     def complete(line, python=()):
         words = shlex.split(line) + ([""] if line.endswith(" ") else [])
         environment = {"_RLHF_COMPLETE": "bash_complete", "COMP_WORDS": shlex.join(words), "COMP_CWORD": str(len(words) - 1)}
-        done = site.rlhf_process(python=python, **environment) if python else site.rlhf(**environment)
-        assert done.returncode == 0, done.stderr
+        if python:
+            done = here.rlhf_process(python=python, **environment)
+            code = done.returncode
+        else:
+            done = CliRunner().invoke(main, env=environment, prog_name="rlhf")
+            code = done.exit_code
+        assert code == 0, done.stderr
         complete.stderr = done.stderr
         return [item.removeprefix("plain,") for item in done.stdout.splitlines() if item]
 

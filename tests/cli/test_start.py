@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from rlhf_host.cli.main import main
 
 ELSEWHERE = {
@@ -30,28 +32,45 @@ ELSEWHERE = {
 """Commands that these files start with ``rlhf_process``."""
 
 
-def test_every_command_starts_and_does_its_work(rlhf, rlhf_process, small_run, tiny_model, prompts, tmp_path):
-    run_dir, replayed = tmp_path / "run", tmp_path / "replayed.jsonl"
-    rlhf.run(*small_run, "--train.steps", "1", "--trajectories.tokens", "--run-dir", run_dir)
-    flags = {
-        "eval": ["--checkpoint", run_dir, "--eval.data", prompts, "--json"],
-        "replay": [run_dir, "--reward", "vowels", "--algo", "rloo", "--output", replayed],
-        "data": ["show", prompts, "--actor.model", tiny_model],
-        "episodes": [run_dir, "--count", "2"],
-        "plan": ["--algo", "grpo", "--actor.model", tiny_model, "--json"],
-        "plugins": ["--json"],
-        "completion": ["bash"],
+COMMANDS = {
+    "eval": ["--checkpoint", "{run}", "--eval.data", "{prompts}", "--json"],
+    "replay": ["{run}", "--reward", "vowels", "--algo", "rloo", "--output", "{replayed}"],
+    "data": ["show", "{prompts}", "--actor.model", "{model}"],
+    "episodes": ["{run}", "--count", "2"],
+    "plan": ["--algo", "grpo", "--actor.model", "{model}", "--json"],
+    "plugins": ["--json"],
+    "completion": ["bash"],
+}
+
+
+@pytest.fixture(scope="module")
+def at_hand(rlhf, tiny_model, prompts, tmp_path_factory):
+    """What stands in flags for a run, a model and files."""
+    folder = tmp_path_factory.mktemp("start")
+    small = ["--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "4", "--train.steps", "1"]
+    chosen = ["--algo", "rloo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts, "--kernels", "none"]
+    rlhf.run("train", *chosen, *small, "--trajectories.tokens", "--run-dir", folder / "run")
+    return {"run": folder / "run", "replayed": folder / "replayed.jsonl", "prompts": prompts, "model": tiny_model}
+
+
+def test_every_command_is_started_somewhere():
+    assert COMMANDS.keys() | ELSEWHERE.keys() == main.installed().keys()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_starts_and_does_its_work(rlhf_process, at_hand, command):
+    done = rlhf_process.run(command, *(word.format(**at_hand) for word in COMMANDS[command]))
+    assert "Traceback" not in done.stdout + done.stderr
+    said = {
+        "eval": lambda: "eval/pass@1" in json.loads(done.stdout),
+        "replay": lambda: at_hand["replayed"].read_text().count("\n") == 16,
+        "data": lambda: "1: 0+0= — label 0" in done.stdout,
+        "episodes": lambda: done.stdout.count("answer") == 2,
+        "plan": lambda: json.loads(done.stdout)["phases"][-1]["phase"] == "sampling",
+        "plugins": lambda: "rloo" in {plugin["name"] for plugin in json.loads(done.stdout)},
+        "completion": lambda: "_RLHF_COMPLETE=bash_complete" in done.stdout,
     }
-    assert flags.keys() | ELSEWHERE.keys() == main.installed().keys()
-    done = {command: rlhf_process.run(command, *flags[command]) for command in flags}
-    assert "Traceback" not in "".join(each.stdout + each.stderr for each in done.values())
-    assert "eval/pass@1" in json.loads(done["eval"].stdout)
-    assert "1: 0+0= — label 0" in done["data"].stdout
-    assert done["episodes"].stdout.count("answer") == 2
-    assert replayed.read_text().count("\n") == 16
-    assert json.loads(done["plan"].stdout)["phases"][-1]["phase"] == "sampling"
-    assert "rloo" in {plugin["name"] for plugin in json.loads(done["plugins"].stdout)}
-    assert "_RLHF_COMPLETE=bash_complete" in done["completion"].stdout
+    assert said[command](), done.stdout
 
 
 def test_the_package_runs_as_the_command():

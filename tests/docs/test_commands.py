@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 from packaging.requirements import Requirement
 from PIL import Image
+from rlhf_plan import phases
+from rlhf_plan.footprint import footprint
 from rlhf_plugin_shapes.model import make_model
 from rlhf_plugin_shapes.rows import write_rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -39,11 +41,9 @@ FAKE_VERIFIERS = ROOT / "plugins/builtin_agents/rlhf-plugin-verifiers/tests/fake
 DISTRIBUTIONS = {offer.distribution for names in offered().values() for offer in names.values()} | {"rlhf-host"}
 
 
-LISTED = [
-    pytest.param(page, words, id=f"{page.relative_to(ROOT)}: {shlex.join(words)[:90]}")
-    for page in WRITTEN
-    for words in commands(page)
-]
+FIRST = {tuple(words): page for page in reversed(WRITTEN) for words in commands(page)}
+LISTED = [pytest.param(page, words, id=f"{page.relative_to(ROOT)}: {shlex.join(words)[:90]}") for words, page in FIRST.items()]
+"""Every command once, on the first page that has it."""
 
 
 @pytest.fixture(scope="session")
@@ -114,12 +114,30 @@ def rlhf(words):
     return CliRunner().invoke(main, [str(word) for word in words], prog_name="rlhf")
 
 
-@pytest.fixture
-def installed(install, monkeypatch):
-    """All plugins of the pages in ``docs/plugins`` are installed."""
-    for page in sorted((DOCS / "plugins").glob("*.md")):
-        if page.name != "index.md":
-            monkeypatch.syspath_prepend(str(install(page).site))
+@pytest.fixture(scope="module")
+def installed(install):
+    """All plugins of the pages in ``docs/plugins`` are installed: once, for all metadata is read again where the path changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for page in sorted((DOCS / "plugins").glob("*.md")):
+            if page.name != "index.md":
+                patch.syspath_prepend(str(install(page).site))
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured_once():
+    """The plan of memory measures a model's passes once, not again for every command: most have the same model."""
+    known = {}
+
+    def remembered(model, **settings):
+        key = (type(model), model.config.to_json_string(), *settings.values())
+        if key not in known:
+            known[key] = footprint(model, **settings)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phases, "footprint", remembered)
+        yield
 
 
 def test_commands_are_found_at_all():
@@ -128,7 +146,7 @@ def test_commands_are_found_at_all():
 
 
 @pytest.mark.parametrize(("page", "words"), LISTED)
-def test_a_command_on_a_page_is_true(page, words, sandbox, finished, installed, monkeypatch):
+def test_a_command_on_a_page_is_true(page, words, sandbox, finished, installed, measured_once, monkeypatch):
     monkeypatch.chdir(sandbox)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     program, *rest = words

@@ -49,7 +49,7 @@ class Wide(Base):
 class Slow(Base):
     @hookimpl
     def score(self, trajectories):
-        time.sleep(0.5)
+        time.sleep(3)
         return [0.0 for _ in trajectories]
 
 class Flat(Base):

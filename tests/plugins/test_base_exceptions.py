@@ -128,10 +128,11 @@ async def of_verl(solution_str, ground_truth):
 
 
 @pytest.mark.parametrize("name", ["now", "later", "leaves", "leaves_later", "of_trl", "of_verl"])
-def test_a_function_of_a_file_ends_the_run_in_one_line(rlhf, small_run, tmp_path, name):
+def test_a_function_of_a_file_ends_the_run_in_one_line(rlhf_here, small_run, tmp_path, name):
     (tmp_path / "judges.py").write_text(FUNCTIONS)
     flags = [f"{tmp_path}/judges.py:{name}" if flag == "vowels" else flag for flag in small_run]
-    ended = rlhf.run(*flags, "--train.steps", "1", "--run-dir", tmp_path / "run", code=1)
+    ended = rlhf_here(*flags, "--train.steps", "1", "--run-dir", tmp_path / "run")
+    assert ended.exit_code == 1
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Error")]
     assert f"most often: {name}: " in line
     assert f"{'SystemExit' if 'leaves' in name or 'verl' in name else 'Boom'}: out of order" in line
@@ -141,10 +142,11 @@ def test_a_function_of_a_file_ends_the_run_in_one_line(rlhf, small_run, tmp_path
 @pytest.mark.parametrize(
     "what", ['class Boom(BaseException): pass\nraise Boom("out\\nof order")', 'import sys\nsys.exit("out of order")']
 )
-def test_so_does_a_file_as_it_is_imported(rlhf, small_run, tmp_path, what):
+def test_so_does_a_file_as_it_is_imported(rlhf_here, small_run, tmp_path, what):
     (tmp_path / "judges.py").write_text(what)
     flags = [f"{tmp_path}/judges.py:now" if flag == "vowels" else flag for flag in small_run]
-    ended = rlhf.run(*flags, "--run-dir", tmp_path / "run", code=2)
+    ended = rlhf_here(*flags, "--run-dir", tmp_path / "run")
+    assert ended.exit_code == 2
     assert "out of order (importing a file runs it" in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +14,8 @@ from rlhf_host.cli.plugins import FIELDS
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.verify import look_inside
+
+from ..conftest import ENVIRONMENT, ROOT
 
 HEAVY = {"torch", "transformers", "datasets", "ray", "vllm", "deepspeed", "numpy", "pydantic"}
 
@@ -239,21 +243,32 @@ def test_show_of_an_unknown_name_gives_the_near_match(shop):
 # --- the command itself -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["--help"], ["--version"], ["doctor", "--help"], ["completion", "fish"]),
-        *(["plugins"], ["plugins", "--json"], ["plugins", "--help"], ["plugins", "--disable", "judge"]),
-        *(["plugins", command, "--help"] for command in ("show", "check", "bench", "install", "uninstall")),
-        ["plugins", "install", "--dry-run", "rloo"],
-    ],
+LIGHT = (
+    *(["--help"], ["--version"], ["doctor", "--help"], ["completion", "fish"]),
+    *(["plugins"], ["plugins", "--json"], ["plugins", "--help"], ["plugins", "--disable", "judge"]),
+    *(["plugins", command, "--help"] for command in ("show", "check", "bench", "install", "uninstall")),
+    ["plugins", "install", "--dry-run", "rloo"],
 )
-def test_no_heavy_module_and_no_plugin_is_imported(shop, arguments):
-    done = shop.rlhf_process(*arguments, python=["-X", "importtime"])
-    assert done.returncode == 0
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert "rlhf_host.errors" in imported
-    assert not {name.partition(".")[0] for name in imported} & {*HEAVY, "cmd_good", "cmd_broken", "cmd_left"}
+LOADED = """
+import json, sys
+from click.testing import CliRunner
+from rlhf_host.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(main, arguments)
+    print(json.dumps([arguments, done.exit_code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_no_heavy_module_and_no_plugin_is_imported(shop):
+    """By commands one after the other in a new interpreter: the first that imports one is named."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(shop.folder), str(ROOT)])}
+    command = [sys.executable, "-c", LOADED, json.dumps(LIGHT)]
+    done = subprocess.run(command, env=environment, cwd=shop.folder, capture_output=True, text=True, check=True)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [arguments for arguments, _, _ in rows] == list(LIGHT)
+    for arguments, code, imported in rows:
+        assert code == 0, arguments
+        assert not {*imported} & {*HEAVY, "cmd_good", "cmd_broken", "cmd_left"}, arguments
 
 
 def test_twenty_distributions_one_broken_and_one_slow_do_not_matter(site):

@@ -13,6 +13,7 @@ from rlhf_host import AgentNeeds, RunError, Step, UserError, hookimpl
 from rlhf_host.config.schema import RolloutConfig
 from rlhf_host.records.metric_names import MetricNames
 
+from . import virtual_time
 from .playing import Guess, Length, Own, load
 
 
@@ -288,7 +289,8 @@ def test_a_deadline_begins_when_an_episode_does(collect):
             return rows
 
     settings = RolloutConfig(episode_timeout_s=0.6)
-    found, _ = collect(load(agent=One()), groups=1, n=6, script=lambda ids, key: [8], settings=settings)
+    plugins = load(agent=One(), threads=False)
+    found, _ = collect(plugins, groups=1, n=6, script=lambda ids, key: [8], settings=settings, play=virtual_time.run)
     assert found.states == {"finished": 6}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -55,13 +56,17 @@ class Hinted:
             yield Metric("hinted", (told == len(HINT)).double())
 
 
+@cache
+def plain_model():
+    return AutoModelForCausalLM.from_pretrained(find_model("quickstart").path)
+
+
 def row_logprobs(batch, row):
     """``[T]``: by transformers alone, one row at a time."""
-    model = AutoModelForCausalLM.from_pretrained(find_model("quickstart").path)
     length, prompt = int(batch.lengths[row]), list(batch.prompts["teacher"][row])
     ids = torch.tensor([prompt + batch.completion_ids[row, :length].tolist()])
     with torch.no_grad():
-        logs = (model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / batch.temperature).log_softmax(-1)
+        logs = (plain_model()(input_ids=ids).logits[0, len(prompt) - 1 : -1] / batch.temperature).log_softmax(-1)
     values = logs.gather(-1, ids[0, len(prompt) :].unsqueeze(-1)).squeeze(-1)
     return torch.cat([values, torch.zeros(batch.completion_ids.shape[1] - length)])
 

@@ -59,15 +59,15 @@ def test_it_refuses_before_the_first_sync(rig):
 
 @both
 def test_after_every_sync_it_samples_from_the_trainers_weights(rig):
-    # Eight samples of a prompt share its cached blocks, and every round has the same prompts: stale keys would be used.
-    prompts = [prompt for prompt in prompts_of(8, 140) for _ in range(8)]
-    for version in (1, 2, 3):
+    # Four samples of a prompt share its cached blocks, and both rounds have the same prompts: stale keys would be used.
+    prompts = [prompt for prompt in prompts_of(4, 140) for _ in range(4)]
+    for version in (1, 2):
         rig.train(version)
-        assert mismatch(rig.model, prompts, rig.sample(prompts, Sampling(24))) > 0.1, "a skipped sync must show"
+        assert mismatch(rig.model, prompts, rig.sample(prompts, Sampling(12))) > 0.1, "a skipped sync must show"
         rig.sync(version)
-        generations = rig.sample(prompts, Sampling(24))
+        generations = rig.sample(prompts, Sampling(12))
         assert mismatch(rig.model, prompts, generations) <= 1e-4
-        assert all(made.versions == [version] * 24 for made in generations)
+        assert all(made.versions == [version] * 12 for made in generations)
         assert all(0 <= token < SIZE for made in generations for token in made.token_ids)
         assert rig.engine.version == version
 

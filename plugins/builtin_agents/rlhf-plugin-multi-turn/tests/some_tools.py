@@ -5,7 +5,8 @@ import time
 
 from rlhf_host import EpisodeFailed
 
-STARTED = []
+EVENTS = []
+"""Beginnings and ends of ``slow``."""
 
 
 def add(a: int, b: int) -> int:
@@ -24,8 +25,9 @@ async def slow(s: float) -> str:
     Args:
         s: Seconds.
     """
-    STARTED.append(s)
+    EVENTS.append("begins")
     await asyncio.sleep(s)
+    EVENTS.append("ends")
     return f"{s:g}"
 
 

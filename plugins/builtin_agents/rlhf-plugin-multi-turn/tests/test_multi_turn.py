@@ -12,7 +12,7 @@ from rlhf_plugin_multi_turn.retry import right
 from rlhf_plugin_multi_turn.text_calls import read_calls
 from rlhf_plugin_multi_turn.tools import shortened
 
-from rlhf_host import Action, Episode, EpisodeFailed, Reply, Task, ToolCall, UserError
+from rlhf_host import Action, Episode, EpisodeFailed, Reply, Task, ToolCall, UserError, import_file
 
 TOOLS = str(Path(__file__).parent / "some_tools.py")
 
@@ -68,8 +68,8 @@ def test_the_policy_sees_the_tools_and_their_results():
         ),
         (("add", {"a": 1, "b": "x"}), "Error: TypeError: unsupported operand", "tools/add/errors"),
         (("fail", {"text": "ouch"}), "Error: ValueError: ouch", "tools/fail/errors"),
-        (("slow", {"s": 5}), "Error: slow took longer than 0.4 s", "tools/slow/timeouts"),
-        (("hang", {"s": 1}), "Error: hang took longer than 0.4 s", "tools/hang/timeouts"),
+        (("slow", {"s": 60}), "Error: slow took longer than 0.4 s", "tools/slow/timeouts"),
+        (("hang", {"s": 4}), "Error: hang took longer than 0.4 s", "tools/hang/timeouts"),
     ],
 )
 def test_what_goes_wrong_is_told_to_the_policy(call, told, counted):
@@ -77,7 +77,7 @@ def test_what_goes_wrong_is_told_to_the_policy(call, told, counted):
     got = step([call], tool_timeout_s=0.4)
     assert got.observation[0]["content"].startswith(told)
     assert got.metrics[counted] == 1
-    assert time.monotonic() - started < 0.9
+    assert time.monotonic() - started < 3.9
 
 
 def test_calls_are_in_the_episode_s_log():
@@ -93,12 +93,15 @@ def test_a_tool_may_end_the_episode():
         step([("gone", {})])
 
 
-@pytest.mark.parametrize(("parallel", "longest", "shortest"), [(True, 0.19, 0.0), (False, 9.0, 0.2)])
-def test_calls_run_side_by_side_or_in_their_order(parallel, longest, shortest):
-    started = time.monotonic()
+@pytest.mark.parametrize(
+    ("parallel", "events"), [(True, ["begins", "begins", "ends", "ends"]), (False, ["begins", "ends", "begins", "ends"])]
+)
+def test_calls_run_side_by_side_or_in_their_order(parallel, events):
+    seen = import_file(TOOLS, "tools").EVENTS
+    seen.clear()
     got = step([("slow", {"s": 0.1}), ("slow", {"s": 0.1})], parallel_tools=parallel)
     assert [seen["content"] for seen in got.observation] == ["0.1", "0.1"]
-    assert shortest <= time.monotonic() - started < longest
+    assert seen == events
 
 
 def test_long_results_keep_head_and_tail():

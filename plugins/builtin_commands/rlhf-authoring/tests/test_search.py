@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import socketserver
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from rlhf_authoring import index
@@ -291,22 +292,17 @@ def test_an_address_that_does_not_answer_well_is_named(search, server, monkeypat
         assert done.stderr.startswith(f"Error: {url}")
         return done.stderr.removeprefix(f"Error: {url}").strip()
 
-    def slow(out):
-        for _ in range(50):
-            out.write(b" ")
-            out.flush()
-            time.sleep(0.05)
-
-    def silent(out):
-        time.sleep(1.5)
-
-    server |= {"/page": b"<html>", "/large": b" " * 5_000_000, "/slow": slow, "/silent": silent}
+    over = threading.Event()
+    server |= {"/page": b"<html>", "/large": b" " * 5_000_000, "/late": b" ", "/silent": lambda out: over.wait(30)}
     assert refused("/none") == "cannot be read: 404 Not Found"
     assert refused("/page").startswith(": Invalid JSON")
     assert refused("/large") == "is larger than 4 MB, which no list of plugins is"
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "time", SimpleNamespace(monotonic=itertools.count(step=11).__next__))
+        assert refused("/late", code=1) == "cannot be read: not complete after 10 s"
     monkeypatch.setattr(index, "TIMEOUT_S", 0.5)
-    assert refused("/slow", code=1) == "cannot be read: not complete after 0.5 s"
     assert refused("/silent", code=1) == "cannot be read: timed out"
+    over.set()
 
 
 def test_an_address_where_nobody_listens_is_named(search):

@@ -87,85 +87,85 @@ def rlhf(place, *words, code=0):
 
 
 @pytest.fixture(scope="module")
-def fifty(place):
-    """A run of 50 steps that keeps every checkpoint too."""
+def twenty(place):
+    """A run of 20 steps that keeps every checkpoint too."""
     model = write_tiny_model(place / "tiny")
     more = {"--actor.model": model, "--checkpoint.every": 1, "--checkpoint.keep": 0, "--actor.lr": "1e-3"}
-    rlhf(place, "train", *flags(place, "fifty", "Even", **more, **{"--train.steps": 50, "--sync.whole-every": 20}))
-    return place / "fifty"
+    rlhf(place, "train", *flags(place, "twenty", "Even", **more, **{"--train.steps": 20, "--sync.whole-every": 8}))
+    return place / "twenty"
 
 
 def weights_of(model):
     return load_file(model / "model.safetensors")
 
 
-def test_every_step_of_a_run_is_that_of_its_checkpoint(fifty):
-    assert steps_of(fifty / "deltas") == list(range(51))
-    assert [step for step, kind, _ in files_of(fifty / "deltas") if kind == WHOLE] == [0, 20, 40]
-    assert path_of(fifty / "deltas", 0, WHOLE).stat().st_size < 20_000, "the first step refers to the model's files"
-    for step in range(1, 51):
-        own, built = weights_of(fifty / f"checkpoints/step-{step:06d}/model"), rebuild(fifty / "deltas", step).tensors
+def test_every_step_of_a_run_is_that_of_its_checkpoint(twenty):
+    assert steps_of(twenty / "deltas") == list(range(21))
+    assert [step for step, kind, _ in files_of(twenty / "deltas") if kind == WHOLE] == [0, 8, 16]
+    assert path_of(twenty / "deltas", 0, WHOLE).stat().st_size < 20_000, "the first step refers to the model's files"
+    for step in range(1, 21):
+        own, built = weights_of(twenty / f"checkpoints/step-{step:06d}/model"), rebuild(twenty / "deltas", step).tensors
         assert own.keys() <= built.keys()
         assert all(torch.equal(tensor, built[name]) for name, tensor in own.items())
 
 
-def test_the_model_of_a_step_loads_as_the_checkpoint_does(fifty, tmp_path, monkeypatch):
+def test_the_model_of_a_step_loads_as_the_checkpoint_does(twenty, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(fifty, tmp_path / "run", ignore=shutil.ignore_patterns("step-000037"))
-    built = run_model(tmp_path / "run@37")
-    assert (built.run, built.step) == (tmp_path / "run", 37)
+    shutil.copytree(twenty, tmp_path / "run", ignore=shutil.ignore_patterns("step-000013"))
+    built = run_model(tmp_path / "run@13")
+    assert (built.run, built.step) == (tmp_path / "run", 13)
     assert built.path.parent == tmp_path / "cache/steps"
-    assert run_model(tmp_path / "run@36").path == tmp_path / "run/checkpoints/step-000036/model", "needs no package"
-    assert run_model(tmp_path / "run", "37").path == built.path
-    own, other = (AutoModelForCausalLM.from_pretrained(path) for path in (fifty / "checkpoints/step-000037/model", built.path))
+    assert run_model(tmp_path / "run@12").path == tmp_path / "run/checkpoints/step-000012/model", "needs no package"
+    assert run_model(tmp_path / "run", "13").path == built.path
+    own, other = (AutoModelForCausalLM.from_pretrained(path) for path in (twenty / "checkpoints/step-000013/model", built.path))
     assert own.dtype == other.dtype
     tokens = AutoTokenizer.from_pretrained(built.path)("1+1=", return_tensors="pt")
     assert torch.equal(own(**tokens).logits, other(**tokens).logits)
-    assert model_steps(tmp_path / "run") == list(range(51))
+    assert model_steps(tmp_path / "run") == list(range(21))
 
 
-def test_a_run_without_a_checkpoint_has_the_configuration_that_it_began_with(fifty, tmp_path, monkeypatch):
+def test_a_run_without_a_checkpoint_has_the_configuration_that_it_began_with(twenty, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    monkeypatch.chdir(fifty.parent)
-    shutil.copytree(fifty, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "model"))
+    monkeypatch.chdir(twenty.parent)
+    shutil.copytree(twenty, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "model"))
     KEPT.write(tmp_path / "run", 5, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    own = weights_of(fifty / "checkpoints/step-000005/model")
+    own = weights_of(twenty / "checkpoints/step-000005/model")
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in own.items())
     assert len(AutoTokenizer.from_pretrained(tmp_path)("1+1=")["input_ids"]) == 4
 
 
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(fifty, place):
-    said = rlhf(place, "eval", "--checkpoint", "fifty@51", code=2)
-    kept = "it has those of steps 43, 44, 45, 46, 47, 48, 49, 50 (51 in all, from 0 to 50)"
-    assert said == f"Error: fifty has no checkpoint of step 51; {kept}\n"
-    with pytest.raises(UserError, match=r"--checkpoint 4: .*fifty@3 names a step already"):
-        run_model(fifty.with_name("fifty@3"), "4")
-    with pytest.raises(UserError, match=r"fifty@soon: should be best, last or a step"):
-        run_model(fifty.with_name("fifty@soon"))
-    assert run_model(fifty.with_name("fifty@last")).step == 50
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(twenty, place):
+    said = rlhf(place, "eval", "--checkpoint", "twenty@21", code=2)
+    kept = "it has those of steps 13, 14, 15, 16, 17, 18, 19, 20 (21 in all, from 0 to 20)"
+    assert said == f"Error: twenty has no checkpoint of step 21; {kept}\n"
+    with pytest.raises(UserError, match=r"--checkpoint 4: .*twenty@3 names a step already"):
+        run_model(twenty.with_name("twenty@3"), "4")
+    with pytest.raises(UserError, match=r"twenty@soon: should be best, last or a step"):
+        run_model(twenty.with_name("twenty@soon"))
+    assert run_model(twenty.with_name("twenty@last")).step == 20
 
 
-def test_a_damaged_step_is_refused_by_name(fifty, tmp_path, monkeypatch):
+def test_a_damaged_step_is_refused_by_name(twenty, tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(fifty, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
-    path = path_of(tmp_path / "run/deltas", 30, DELTA)
+    shutil.copytree(twenty, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    path = path_of(tmp_path / "run/deltas", 10, DELTA)
     content = bytearray(path.read_bytes())
     content[500] ^= 4
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"step-000030.delta is damaged"):
-        run_model(tmp_path / "run@33")
+    with pytest.raises(UserError, match=r"step-000010.delta is damaged"):
+        run_model(tmp_path / "run@12")
     assert not list((tmp_path / "cache/steps").iterdir()), "nothing half-written"
 
 
-def test_commands_take_the_model_of_a_step(place, fifty):
-    shutil.copytree(fifty, place / "short", ignore=shutil.ignore_patterns("checkpoints", "model"), dirs_exist_ok=True)
-    one = json.loads(rlhf(place, "eval", "--checkpoint", "short@41", "--eval.temperature", "0", "--json"))
+def test_commands_take_the_model_of_a_step(place, twenty):
+    shutil.copytree(twenty, place / "short", ignore=shutil.ignore_patterns("checkpoints", "model"), dirs_exist_ok=True)
+    one = json.loads(rlhf(place, "eval", "--checkpoint", "short@17", "--eval.temperature", "0", "--json"))
     here = rlhf_host.evaluate(
-        model=str(fifty / "checkpoints/step-000041/model"),
+        model=str(twenty / "checkpoints/step-000017/model"),
         data=str(place / "data.jsonl"),
         rewards=f"{place}/mine.py:Even",
         eval={"temperature": 0},
@@ -174,22 +174,22 @@ def test_commands_take_the_model_of_a_step(place, fifty):
     for name in ("eval/reward/mean", "eval/length/mean"):
         assert one[name] == here[name]
     sampling = {"data": str(place / "data.jsonl"), "n": 2, "max_new_tokens": 4}
-    with rlhf_host.session(model=str(place / "short@41"), **sampling) as running:
+    with rlhf_host.session(model=str(place / "short@17"), **sampling) as running:
         assert len(running.sample(1, 3).unjudged_rows) == 6
 
 
-def test_steps_that_another_sync_trained_again_are_not_those_that_were_kept(place, fifty):
-    """The run goes back to step 40 and on without this sync, and from step 45 on with it."""
-    shutil.copytree(fifty, run := place / "changed", ignore=shutil.ignore_patterns("checkpoints", "model"))
+def test_steps_that_another_sync_trained_again_are_not_those_that_were_kept(place, twenty):
+    """The run goes back to step 10 and on without this sync, and from step 15 on with it."""
+    shutil.copytree(twenty, run := place / "changed", ignore=shutil.ignore_patterns("checkpoints", "model"))
     settings = (run / "config.yaml").read_text()
-    (run / "config.yaml.until-step-000040").write_text(settings)
+    (run / "config.yaml.until-step-000010").write_text(settings)
     (run / "config.yaml").write_text(settings.replace("  name: delta\n", "  name: in_process\n"))
-    assert KEPT.steps(run) == list(range(41))
-    (run / "config.yaml").rename(run / "config.yaml.until-step-000045")
+    assert KEPT.steps(run) == list(range(11))
+    (run / "config.yaml").rename(run / "config.yaml.until-step-000015")
     (run / "config.yaml").write_text(settings)
-    assert KEPT.steps(run) == [*range(41), *range(45, 51)]
-    with pytest.raises(UserError, match="has no checkpoint of step 43; "):
-        run_model(place / "changed@43")
+    assert KEPT.steps(run) == [*range(11), *range(15, 21)]
+    with pytest.raises(UserError, match="has no checkpoint of step 13; "):
+        run_model(place / "changed@13")
 
 
 def test_a_killed_run_goes_on_and_writes_its_steps_again(place):
@@ -239,23 +239,23 @@ def test_bisect_finds_the_step_at_which_a_run_broke(place):
     [
         ([], "no run is given: rlhf bisect RUN_DIR"),
         (["nowhere"], "nowhere: no such run directory"),
-        (["fifty", "--good", "70"], "--good 70: should be a step whose weights are there, of 51 from 0 to 50"),
-        (["fifty", "--bad", "x"], "--bad x: should be a step whose weights are there"),
-        (["fifty", "--good", "5", "--bad", "5"], "--good and --bad are both step 5: give two steps"),
-        (["fifty", "--threshold", "much"], "--threshold much: should be a number"),
-        (["fifty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric; did you mean 'eval/reward/mean'"),
-        (["fifty", "--metric", "xyz"], "rlhf eval has no such metric; it has eval/reward/mean, "),
+        (["twenty", "--good", "70"], "--good 70: should be a step whose weights are there, of 21 from 0 to 20"),
+        (["twenty", "--bad", "x"], "--bad x: should be a step whose weights are there"),
+        (["twenty", "--good", "5", "--bad", "5"], "--good and --bad are both step 5: give two steps"),
+        (["twenty", "--threshold", "much"], "--threshold much: should be a number"),
+        (["twenty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric; did you mean 'eval/reward/mean'"),
+        (["twenty", "--metric", "xyz"], "rlhf eval has no such metric; it has eval/reward/mean, "),
         (
-            ["fifty", "--reward", "mine.py:Even", "--eval.reward", "mine.py:Right"],
+            ["twenty", "--reward", "mine.py:Even", "--eval.reward", "mine.py:Right"],
             "--reward has no effect beside --eval.reward",
         ),
-        (["fifty", "--threshold", "9"], "both below 9: give another --threshold, or other steps"),
-        (["fifty", "--actor.lr", "1"], "--actor.lr: rlhf bisect does not use it"),
-        (["fifty", "--model", "x"], "--model: rlhf bisect does not use it"),
-        (["fifty", "--config", "grpo"], "rlhf bisect uses the run's own models and settings: leave --config out"),
+        (["twenty", "--threshold", "9"], "both below 9: give another --threshold, or other steps"),
+        (["twenty", "--actor.lr", "1"], "--actor.lr: rlhf bisect does not use it"),
+        (["twenty", "--model", "x"], "--model: rlhf bisect does not use it"),
+        (["twenty", "--config", "grpo"], "rlhf bisect uses the run's own models and settings: leave --config out"),
     ],
 )
-def test_a_search_that_cannot_be_made_is_refused(place, fifty, words, said):
+def test_a_search_that_cannot_be_made_is_refused(place, twenty, words, said):
     assert said in rlhf(place, "bisect", *words, code=2)
 
 
