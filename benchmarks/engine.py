@@ -24,7 +24,7 @@ from rlhf_host.engines.embedded import EmbeddedEngine
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
-from rlhf_host.runtimes.building import tried_kernels
+from rlhf_host.runtimes.building import chosen_kernels
 from rlhf_host.runtimes.compute import Inline
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     model.generation_config.eos_token_id = None
     prompts = make_prompts(args.prompts, args.prompt_tokens, model.config.get_text_config().vocab_size, args.ragged, seed=0)
     requests = [(prompt, (0, i, j)) for i, prompt in enumerate(prompts) for j in range(args.samples)]
-    kernels = tried_kernels(kernels_to_try(PluginChoice(name=args.kernels)))
+    kernels = chosen_kernels(kernels_to_try(PluginChoice(name=args.kernels)))
     start = EngineStart(model=model, tokenizer=None, version=0, compute=Inline(), kernels=kernels)
     engine = EmbeddedEngine(Transformers.Options(max_batch_size=len(requests)), start)
 
@@ -111,7 +111,7 @@ def main() -> None:
         "ragged": args.ragged,
         "threads": torch.get_num_threads(),
         "device": args.device,
-        "kernels": kernels.reports,
+        "kernels": getattr(kernels, "reports", []),
         "engine_tokens_per_s": round(tokens / medians["engine"]),
         "generate_tokens_per_s": round(tokens / medians["generate"]),
         "ratio": round(medians["generate"] / medians["engine"], 2),

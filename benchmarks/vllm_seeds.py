@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_host.distributed.vllm.engine import VLLMEngine
 from rlhf_host.distributed.vllm.plugin import Vllm
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.protocols import EngineStart
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.runtimes.compute import Inline
@@ -31,7 +31,7 @@ def start_engine(directory: str, vocabulary: int, requests: int) -> VLLMEngine:
         num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(directory)
-    start = EngineStart(model=directory, tokenizer=None, version=0, compute=Inline(), kernels=TriedKernels())
+    start = EngineStart(model=directory, tokenizer=None, version=0, compute=Inline(), kernels=PlainKernels())
     extra = {"skip_tokenizer_init": True}
     return VLLMEngine(Vllm.Options(max_num_seqs=requests, multiprocess=False, extra=extra), start)
 

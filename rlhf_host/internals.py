@@ -15,7 +15,7 @@ _NAMES = {
     "config.tree": ["role_flag"],
     "data.chat": ["task_renderer"],
     "data.sources": ["load_tasks"],
-    "engines.kernels": ["TriedKernels"],
+    "engines.plain_path": ["PlainKernels"],
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
     "errors": ["beyond"],
     "models.attention": ["enable_shared_rows"],

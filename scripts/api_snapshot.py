@@ -19,6 +19,7 @@ import rlhf_host
 from rlhf_host import backends as backend_parts
 from rlhf_host import (
     commands,
+    comparison,
     distributed,
     functional,
     hookspecs,
@@ -57,6 +58,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
             "rlhf_host.backends": sorted(backend_parts.__all__),
             "rlhf_host.commands": sorted(commands.__all__),
+            "rlhf_host.comparison": sorted(comparison.__all__),
             "rlhf_host.distributed": sorted(distributed.__all__),
             "rlhf_host.engines": sorted(engine_parts.__all__),
             "rlhf_host.installed": sorted(installed.__all__),

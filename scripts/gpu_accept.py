@@ -11,9 +11,10 @@ part failed.
 
 Needs torch, transformers and accelerate, and of the host's own dependencies pluggy, pydantic, ruamel.yaml, importlib-metadata,
 click, rich, packaging and safetensors: not vllm, ray, deepspeed, peft or datasets. To a machine that cannot install anything, carry
-the wheels that it lacks: rlhf-host, rlhf-authoring, rlhf-plugin-rloo, rlhf-plugin-shapes and rlhf-kernels-liger (``make wheels``),
-pluggy 1.7, pydantic with pydantic-core, annotated-types and typing-inspection, ruamel.yaml, importlib-metadata with zipp and
-lazy-importer. The code that runs is the checkout's, whatever is in the wheel of rlhf-host. ``trl`` needs ``--peer-python``.
+the wheels that it lacks: rlhf-host, rlhf-authoring, rlhf-plugin-rloo, rlhf-plugin-shapes, rlhf-kernels and rlhf-kernels-liger
+(``make wheels``), pluggy 1.7, pydantic with pydantic-core, annotated-types and typing-inspection, ruamel.yaml, importlib-metadata
+with zipp and lazy-importer. The code that runs is the checkout's, whatever is in the wheel of rlhf-host. ``trl`` needs
+``--peer-python``.
 """
 
 from __future__ import annotations

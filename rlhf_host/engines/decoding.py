@@ -122,7 +122,7 @@ class RowCache(Cache):
 class PlainDecoder:
     """The model's own modules over a ``RowCache``: for models whose attention takes a mask and whose state is keys and values.
 
-    It is compared with the model's own forward before it is used (``engines/kernels.py``).
+    It is compared with the model's own forward before it is used (``engines/plain_path.py``).
     """
 
     ragged = True

@@ -1,4 +1,4 @@
-"""Trials of layouts, twins and decoders: each must compute the same as the model itself for each row alone.
+"""Trials of layouts: each must compute the same as the model itself for each row alone.
 
 The oracle is the untouched model over one row at a time, without padding and without a mask. A trial at a length is valid for
 rows up to that length, so no list of model families is needed for windows, sparse attention and rotary positions that change
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_host.errors import UserError, beyond, first_line
-from rlhf_host.models.attention import SHARING
-from rlhf_host.models.heads import scalar_head
-from rlhf_host.models.layouts import Layout, padded_layout, shared_layout
+from rlhf_host.models import attention
+from rlhf_host.models.heads import decoder_of, scalar_head
+from rlhf_host.models.layouts import Layout, padded_layout, shared_layout, to_device
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.modes import without_tf32
+from rlhf_host.models.modes import evaluation, without_tf32
 from rlhf_host.models.pictures import Sight, noise
 from rlhf_host.records.pictures import Shown
 
@@ -32,9 +32,6 @@ ROUGH = 5e-2
 
 WIDE = (torch.float32, torch.float64)
 """Types in which results must agree exactly, except for the order of sums."""
-
-HELD = 2**16
-"""Number of elements of a parameter's gradient that are compared."""
 
 SHORTEST = 3
 """Tokens of the shortest row that is tried: effects of a row's length may begin at its fourth token."""
@@ -184,8 +181,8 @@ def try_layouts(
     layouts = {"padded": sample.padded} | ({"shared": sample.shared} if with_shared else {})
     for layout, make in layouts.items():
         chosen[layout] = None
-        if layout == "shared" and (kernel := config._attn_implementation) not in SHARING:
-            problems.append(f"attn_implementation {kernel} cannot share prompts, {' and '.join(SHARING)} can")
+        if layout == "shared" and (kernel := config._attn_implementation) not in attention.SHARING:
+            problems.append(f"attn_implementation {kernel} cannot share prompts, {' and '.join(attention.SHARING)} can")
             break
         for module in modules:
             who = name if module is model else f"the kernels' {type(module).__name__}"
@@ -269,45 +266,19 @@ def distance(values: Tensor, expected: Tensor, exact: bool) -> float:
     return gap if gap == gap else float("inf")
 
 
-def same_gradients(hidden: Hidden, model: nn.Module, twin: nn.Module, *, exact: bool) -> str | None:
-    """Returns why the twin's gradients are not the model's, over rows of at most 64 tokens; None if they are."""
-    if not any(weight.requires_grad for weight in model.parameters()):
-        return None
-    config: Any = model.config
-    sample = Sample.of(min(64, context_length(model)), config.get_text_config())
-    for layout in (sample.padded(), sample.shared()):
-        own, twins = (_gradients(hidden, module, layout, model) for module in (model, twin))
-        if own.keys() != twins.keys():
-            return f"the gradient of {min(own.keys() ^ twins.keys())} is missing"
-        # Some gradients are nothing but rounding, such as those of keys' biases.
-        least = 1e-4 * max(float(gradient.norm()) for gradient in own.values())
-        for name, gradient in own.items():
-            gap = float((twins[name] - gradient).norm() / gradient.norm().clamp(min=max(least, 1e-30)))
-            if not gap <= (most := EXACT if exact else ROUGH):
-                return f"the gradient of {name} differs by {beyond(gap, most)}"
-    return None
+def example_layouts(model: Any, longest: int = 64) -> list[Layout]:
+    """Returns made-up rows of up to ``longest`` tokens, or as many as the model has positions for: padded, and sharing a prompt."""
+    attention.enable_shared_rows()
+    sample = Sample.of(min(longest, context_length(model)), model.config.get_text_config())
+    return [sample.padded(), sample.shared()]
 
 
-def _gradients(hidden: Hidden, module: nn.Module, layout: Layout, model: nn.Module) -> dict[str, Tensor]:
-    """Returns name → some float32 elements of the parameter's gradient; those of the whole model may be too many to hold."""
-    gradients: dict[str, Tensor] = {}
-
-    def keep(weight: Tensor, name: str) -> None:
-        assert weight.grad is not None
-        gradients[name] = weight.grad.flatten()[:: weight.numel() // HELD + 1].float()
-        weight.grad = None
-
-    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    hooks = [weight.register_post_accumulate_grad_hook(partial(keep, name=name)) for name, weight in trained]
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), without_tf32():
-            states = hidden(module, layout).float()
-            pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.device)
-            (states * pull).sum().backward()  # type: ignore[no-untyped-call]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return gradients
+def hidden_states(module: Any, layout: Layout) -> Tensor:
+    """Returns ``[N, H]`` of a module's own forward: at the places that predict, then at the rows' last ones."""
+    layout = to_device(layout, next(module.parameters()).device)
+    with evaluation(module):
+        states = decoder_of(module)(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
+    return states[torch.cat([layout.predicts, layout.last])]
 
 
 def structure(model: nn.Module) -> tuple[Any, ...]:
@@ -316,18 +287,3 @@ def structure(model: nn.Module) -> tuple[Any, ...]:
     """
     parameters = ((id(weight), weight.device, weight.dtype, weight.requires_grad) for weight in model.parameters())
     return (sum(1 for _ in model.modules()), *itertools.chain(parameters))
-
-
-def appearance(model: nn.Module) -> tuple[Any, ...]:
-    """Returns a value that stays equal while nobody changes the model: its configuration, its modules' code and hooks, its
-    weights.
-    """
-    modules = [
-        (type(module), vars(module).get("forward"), len(module._forward_hooks), len(module._forward_pre_hooks))
-        for module in model.modules()
-    ]
-    own = {*model.parameters(), *model.buffers()}  # what 4 bits need beside them is made anew whenever it is asked for
-    saved = [tensor for tensor in model.state_dict(keep_vars=True).values() if tensor in own]
-    versions = [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in saved]
-    config: Any = model.config
-    return config.to_dict(), config._attn_implementation, modules, versions

@@ -95,9 +95,17 @@ class KernelsPlugin(Protocol):
         names.
         """
 
+    def choose(self, candidates: Sequence[tuple[str, KernelsPlugin]], plain: Kernels) -> Kernels:
+        """Return the run's kernels: twins of the first of ``candidates`` (name and plugin) that suits and computes the same as the
+        model, else those of ``plain``.
+
+        The first candidate is asked. ``rlhf_kernels.choose`` compares, and logs what it uses, and what it does not and why, as
+        warnings of ``rlhf_host.kernels``.
+        """
+
 
 class Kernels(Protocol):
-    """The run's kernels. The host compares each with the plain path before it is used."""
+    """The run's kernels, each compared with the plain path before it is used; or the plain path itself."""
 
     def module(self, model: nn.Module, use: Use) -> nn.Module:
         """Return a twin, or the model itself."""

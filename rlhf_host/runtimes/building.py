@@ -19,7 +19,7 @@ from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import LostError, RunError, UserError, blaming, in_one_line
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.specs import PluginSpec, check_host
-from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, RuntimeStart, Writer
+from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, Kernels, RuntimeStart, Writer
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.scratch import Scratch
 from rlhf_host.training.trained_roles import check_state, in_backend, role_views
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from rlhf_host.backends.ranks import Ranks
-    from rlhf_host.engines.kernels import TriedKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class Roles:
         check_host(setup.host_version)
         hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
         backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
-        self.kernels = tried_kernels(setup.kernels)
+        self.kernels = chosen_kernels(setup.kernels)
         views, models, pieces = role_views(setup.roles), {}, {}
         handled = {each.name for each, own in setup.roles if in_backend(each, own, backend.traits, ranks.processes)}
         for need, settings in setup.roles:
@@ -270,7 +269,7 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
         elif (model := model_directory(role)) is None:
             with_weights = setup.version >= 0 or setup.adapter_rank > 0
             model = save_for_engine(load_model(role), tokenizer, directory, with_weights=with_weights)
-        kernels = tried_kernels(setup.kernels)
+        kernels = chosen_kernels(setup.kernels)
         with blaming(f"engine {setup.engine.name}", "start"):
             settings: dict[str, Any] = {"version": setup.version, "adapter_rank": setup.adapter_rank}
             return plugin.start(EngineStart(model=model, tokenizer=tokenizer, compute=compute, kernels=kernels, **settings))
@@ -292,11 +291,16 @@ def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights
     return directory
 
 
-def tried_kernels(specs: Sequence[PluginSpec]) -> TriedKernels:
-    """Returns the run's choice of kernels, for this process."""
-    from rlhf_host.engines.kernels import TriedKernels
+def chosen_kernels(specs: Sequence[PluginSpec]) -> Kernels:
+    """Returns the run's kernels, for this process: what the first of the plugins chooses among all; without any, the plain path."""
+    from rlhf_host.engines.plain_path import PlainKernels
 
-    return TriedKernels([(spec.name, spec.build()) for spec in specs])
+    candidates = [(spec.name, spec.build()) for spec in specs]
+    for name, plugin in candidates[:1]:
+        with blaming(f"kernels {name}", "choose"):
+            kernels: Kernels = plugin.choose(candidates, PlainKernels())
+            return kernels
+    return PlainKernels()
 
 
 def located(role: RoleConfig) -> RoleConfig:

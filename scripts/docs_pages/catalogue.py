@@ -149,6 +149,8 @@ def our_index(folder: Path = CERTIFICATES) -> Index:
     entries = []
     for project in projects():
         name, host = project["name"], project["name"] == HOST
+        if name not in plugins:
+            continue  # what other packages require
         entries.append(
             {
                 "name": name,

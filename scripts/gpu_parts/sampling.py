@@ -11,7 +11,7 @@ import torch
 
 from gpu_parts.machine import Machine, random_model, random_rows, watched, worker_of
 from rlhf_host.config.schema import TrainConfig
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.protocols import Engine, EngineStart
 from rlhf_host.records.episodes import Generation, Sampling
@@ -71,7 +71,7 @@ def mismatch(machine: Machine) -> tuple[float, dict[str, Any]]:
 
 
 def _engine(model: Any, rows: int) -> Engine:
-    start = EngineStart(model=model, tokenizer=None, version=0, compute=Inline(), kernels=TriedKernels())
+    start = EngineStart(model=model, tokenizer=None, version=0, compute=Inline(), kernels=PlainKernels())
     return Transformers(Transformers.Options(max_batch_size=rows, autocast="bfloat16")).start(start)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gpu_parts.machine import GB, Machine, Skipped, random_model, random_rows, require, update, watched, worker_of
 from rlhf_host.config.schema import TrainConfig
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.tensors import Experience
 from rlhf_host.training.role import rows_of
@@ -50,7 +50,8 @@ def liger_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
 
     model = random_model(machine)
     rows = random_rows(model, 8, machine.size(256, 8), machine.size(1792, 24))
-    kernels = TriedKernels([("liger", LigerKernels(Options()))])
+    liger: Any = LigerKernels(Options())
+    kernels = liger.choose([("liger", liger)], PlainKernels())
     seconds, details = {}, {}
     for name, chosen in (("plain", None), ("liger", kernels)):
         passes = Passes(model, kernels=chosen, shared_prefix="off", autocast=torch.bfloat16)

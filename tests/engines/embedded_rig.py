@@ -4,7 +4,7 @@ import asyncio
 
 import torch
 
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.protocols import EngineStart
@@ -14,7 +14,7 @@ PROMPTS = [(3, 5, 7), (4, 9, 8, 3, 11, 20, 7), (3, 4), (5,), (6, 7, 8, 9, 10, 11
 
 
 def engine_for(model, tokenizer=None, version=0, **options):
-    start = EngineStart(model=model, tokenizer=tokenizer, version=version, compute=Inline(), kernels=TriedKernels())
+    start = EngineStart(model=model, tokenizer=tokenizer, version=version, compute=Inline(), kernels=PlainKernels())
     return Transformers(Transformers.Options(**options)).start(start)
 
 

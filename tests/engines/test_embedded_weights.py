@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rlhf_host.engines import sampling
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.errors import RunError
@@ -141,7 +141,7 @@ def test_weights_come_between_two_tokens_from_another_thread(llama):
     for model in models:
         model.generation_config.eos_token_id = None
     compute = OneThread(1)
-    start = EngineStart(model=copy.deepcopy(models[0]), tokenizer=None, version=0, compute=compute, kernels=TriedKernels())
+    start = EngineStart(model=copy.deepcopy(models[0]), tokenizer=None, version=0, compute=compute, kernels=PlainKernels())
     engine = Transformers(Transformers.Options()).start(start)
     request = Request((3, 5), Sampling(60), (0,))
 

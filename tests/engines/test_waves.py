@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.engines.waves import Waves
@@ -229,7 +229,7 @@ def test_many_episodes_in_flight_get_what_a_batch_gives(llama):
 
 
 def engine_for(model):
-    start = EngineStart(model=model, tokenizer=None, version=0, compute=OneThread(), kernels=TriedKernels())
+    start = EngineStart(model=model, tokenizer=None, version=0, compute=OneThread(), kernels=PlainKernels())
     return Transformers(Transformers.Options()).start(start)
 
 

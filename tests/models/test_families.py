@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.errors import UserError
@@ -169,7 +169,7 @@ def decoder_of(model) -> str:
     """What decodes, after the log-probabilities of samples have been compared with those of whole rows."""
     sizes = [(prompt, tokens) for prompt in (4, 11) for tokens in (4, 12)]
     requests = [Request(tuple(text(size, size)), Sampling(n, temperature=TEMPERATURE), (size, n)) for size, n in sizes]
-    start = EngineStart(model=model, tokenizer=None, version=0, compute=Inline(), kernels=TriedKernels())
+    start = EngineStart(model=model, tokenizer=None, version=0, compute=Inline(), kernels=PlainKernels())
     engine = Transformers(Transformers.Options()).start(start)
 
     async def sample():
@@ -215,7 +215,7 @@ def test_long_rope_is_noticed_far_beyond_its_original_length():
     torch.testing.assert_close(outputs.logprobs, one_by_one(model, prompts, ids, mask)[0], rtol=1e-5, atol=1e-5)
     use = Use(purpose="sample", device=torch.device("cpu"), dtype=torch.float32, autocast=None)
     with pytest.raises(UserError, match=r"Phi3ForCausalLM cannot be sampled .* changes with the length of its row"):
-        TriedKernels().decoder(model, use, 120)
+        PlainKernels().decoder(model, use, 120)
 
 
 @pytest.mark.parametrize("window", [3, 5, 8, 12, 15])
@@ -227,7 +227,7 @@ def test_long_rope_is_noticed_where_its_original_length_is_small(window):
     torch.testing.assert_close(outputs.logprobs, one_by_one(model, prompts, ids, mask)[0], rtol=1e-5, atol=1e-5)
     use = Use(purpose="sample", device=torch.device("cpu"), dtype=torch.float32, autocast=None)
     with pytest.raises(UserError, match=r"Phi3ForCausalLM cannot be sampled .* changes with the length of its row"):
-        TriedKernels().decoder(model, use, 32)
+        PlainKernels().decoder(model, use, 32)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rlhf_host import LossTerm, Needs, RoleNeed, hookimpl
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig, RunConfig, TrainConfig
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.models.adapter_dropout import AdapterDropout, drawing, dropping
 from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.models.loading import load_model, save_model
@@ -211,7 +211,8 @@ def test_kernels_do_not_pass_it_by(tiny_model, kernels):
     built = None
     if kernels != "none":
         package = pytest.importorskip(kernels)
-        built = TriedKernels([(kernels, package.CPUKernels(package.Options()))])
+        cpu = package.CPUKernels(package.Options())
+        built = cpu.choose([(kernels, cpu)], PlainKernels())
     found, _ = gradient(model_of(tiny_model), kernels=built)
     assert not same(found, gradient(model_of(tiny_model, 0.0), kernels=built)[0])
     assert same(found, gradient(model_of(tiny_model))[0])

@@ -9,8 +9,8 @@ import torch
 from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.backends.weights import in_buckets, named_weights
-from rlhf_host.engines.kernels import TriedKernels
 from rlhf_host.engines.loading import copy_weights
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.engines.transformers import Transformers
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import EngineStart
@@ -21,7 +21,7 @@ from .rig import largest_gap, train
 
 
 def make_engine(model, version=-1):
-    start = EngineStart(model=model, tokenizer=tiny_tokenizer(), version=version, compute=OneThread(1), kernels=TriedKernels())
+    start = EngineStart(model=model, tokenizer=tiny_tokenizer(), version=version, compute=OneThread(1), kernels=PlainKernels())
     return Transformers(Transformers.Options(autocast="off", max_wait_s=0.1)).start(start)
 
 

@@ -16,7 +16,7 @@ def serve(pipe: Any) -> None:
     """Answer ``(number, method, arguments)`` until the other side is gone; many at once."""
     import torch
 
-    from rlhf_host.engines.kernels import TriedKernels
+    from rlhf_host.engines.plain_path import PlainKernels
     from rlhf_host.engines.transformers import Transformers
     from rlhf_host.models.loading import load_tokenizer, quiet_transformers
     from rlhf_host.protocols import EngineStart
@@ -34,7 +34,7 @@ def serve(pipe: Any) -> None:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(directory).eval()
         tokenizer = load_tokenizer(RoleConfig(model=directory))
-        start = EngineStart(model=model, tokenizer=tokenizer, version=-1, compute=OneThread(1), kernels=TriedKernels())
+        start = EngineStart(model=model, tokenizer=tokenizer, version=-1, compute=OneThread(1), kernels=PlainKernels())
         engine = Transformers(Transformers.Options(autocast="off")).start(start)
 
     async def answer(number: int, method: str, arguments: dict[str, Any]) -> None:

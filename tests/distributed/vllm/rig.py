@@ -14,7 +14,7 @@ from rlhf_authoring.models import write_tiny_model
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.distributed.vllm.engine import VLLMEngine
 from rlhf_host.distributed.vllm.plugin import Vllm
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.protocols import EngineStart
 from rlhf_host.runtimes.compute import Inline
 
@@ -80,7 +80,7 @@ def make_engine(directory: Path, version: int = -1, **options) -> VLLMEngine:
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
     tokenizer.eos_token = None
-    start = EngineStart(model=directory, tokenizer=tokenizer, version=version, compute=Inline(), kernels=TriedKernels())
+    start = EngineStart(model=directory, tokenizer=tokenizer, version=version, compute=Inline(), kernels=PlainKernels())
     return Vllm(Vllm.Options(**options)).start(start)
 
 

@@ -12,7 +12,7 @@ from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
 from rlhf_host.backends.weights import adapter_buckets
 from rlhf_host.config.schema import LoraOptions, RoleConfig
 from rlhf_host.distributed.vllm.plugin import Vllm
-from rlhf_host.engines.kernels import TriedKernels
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.models.loading import load_model
@@ -29,7 +29,7 @@ PROMPT = list(range(3, 59)) * 2
 def start(directory, rank):
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
-    settings = {"version": -1, "compute": Inline(), "kernels": TriedKernels(), "adapter_rank": rank}
+    settings = {"version": -1, "compute": Inline(), "kernels": PlainKernels(), "adapter_rank": rank}
     return Vllm(Vllm.Options()).start(EngineStart(model=directory, tokenizer=tokenizer, **settings))
 
 

@@ -106,4 +106,18 @@ TABLE = [
         "        self.batches = getattr(self, 'batches', 0) + 1\n"
         "        return self.logits() + 1e-6 * self.batches\n\n    def start",
     ),
+    breaks(
+        "differing_kernels_are_not_chosen",
+        "kernels",
+        "    choose = staticmethod(choose)\n",
+        "    def choose(self, candidates, plain):\n        plain.module = candidates[0][1].twin\n        return plain\n",
+    ),
+    breaks(
+        "differing_kernels_are_not_chosen",
+        "kernels",
+        "    choose = staticmethod(choose)\n",
+        "    def choose(self, candidates, plain):\n"
+        "        plain.decoder = lambda model, use, longest: candidates[0][1].twin(model, use)\n"
+        "        return plain\n",
+    ),
 ]

@@ -348,6 +348,7 @@ import types
 from pydantic import BaseModel, ConfigDict
 from rlhf_host import functional
 from rlhf_host.protocols import Traits
+from rlhf_kernels import choose
 
 
 class Plugin:
@@ -357,6 +358,7 @@ class Plugin:
         model_config = ConfigDict(extra="forbid")
 
     traits = Traits()
+    choose = staticmethod(choose)
 
     def __init__(self, options):
         self.options = options

@@ -80,7 +80,7 @@ def _talking(config: RunConfig) -> Iterator[Session]:
     model = config.roles["actor"].model
     if model and head_of(Path(model).expanduser()) == "scalar":
         raise UserError(f"{model} has a scalar head and writes no text: {rlhf('serve-reward', model)}")
-    kernels = logging.getLogger("rlhf_host.engines.kernels")
+    kernels = logging.getLogger("rlhf_host.kernels")
     level = kernels.level
     try:
         if config.kernels.name == "auto":

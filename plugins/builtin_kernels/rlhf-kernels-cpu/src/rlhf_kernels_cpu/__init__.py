@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
+from rlhf_kernels import choose
 
 from rlhf_host import functional
 from rlhf_host.protocols import Decoder, Traits, Use
@@ -24,6 +25,7 @@ class CPUKernels:
 
     Options = Options
     traits = Traits()
+    choose = staticmethod(choose)
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
+from rlhf_kernels import choose
 
 from rlhf_host import functional
 from rlhf_host.protocols import Traits, Use
@@ -25,6 +26,7 @@ class LigerKernels:
 
     Options = Options
     traits = Traits(libraries=("liger_kernel", "triton"))
+    choose = staticmethod(choose)
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -19,7 +19,7 @@ from rlhf_authoring.contracts.subject import Broken, Subject, check, expect
 from rlhf_authoring.contracts.traces import leaves_nothing
 from rlhf_authoring.models import SYMBOLS, write_tiny_model
 from rlhf_host import RunError, Sampling, UserError
-from rlhf_host.internals import Inline, OneThread, TriedKernels, beyond, in_buckets, named_weights
+from rlhf_host.internals import Inline, OneThread, PlainKernels, beyond, in_buckets, named_weights
 from rlhf_host.models import quiet_transformers
 from rlhf_host.protocols import NO_WEIGHTS, Bucket, Buckets, Engine, EngineStart, EngineTraits, Loader, WakesInParts
 
@@ -94,7 +94,7 @@ def _start(subject: Subject, module: Any, directory: str, version: int, compute:
         tokenizer=AutoTokenizer.from_pretrained(folder / "whole"),
         version=version,
         compute=compute,
-        kernels=TriedKernels(),
+        kernels=PlainKernels(),
     )
     try:
         return plugin.start(start)

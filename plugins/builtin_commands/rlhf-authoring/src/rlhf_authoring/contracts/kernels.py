@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +20,8 @@ from rlhf_authoring.contracts import kernel_cases
 from rlhf_authoring.contracts.common import differ
 from rlhf_authoring.contracts.kernel_cases import CLOSE, DEVICE, Case, Purpose, change_weights, hidden_states, served
 from rlhf_authoring.contracts.subject import Subject, Unusable, check, expect
-from rlhf_host.internals import evaluation
+from rlhf_host import functional
+from rlhf_host.internals import PlainKernels, evaluation
 from rlhf_host.protocols import Use
 
 PURPOSES: tuple[Purpose, Purpose] = ("train", "sample")
@@ -301,6 +303,50 @@ def decoders_begin_anew(subject: Subject) -> None:
             case.twin.start(torch.zeros_like(tokens), 100)
             case.twin.step(tokens)
         expect(not differ(_decode(case, case.twin), alone), f"{case.name}: a batch gives other bits after another one")
+
+
+@check()
+def differing_kernels_are_not_chosen(subject: Subject) -> None:
+    """``choose`` gives the plain path where no candidate computes the same as the model."""
+    model, log = kernel_cases.make_model(kernel_cases.tiny_models()["llama"]), logging.getLogger("rlhf_host.kernels")
+    train, sample = (Use(purpose=each, device=DEVICE, dtype=torch.float32, autocast=None) for each in PURPOSES)
+    kernels = subject.build().choose([("doubling", _Doubling())], PlainKernels())
+    before, log.disabled = log.disabled, True
+    try:
+        twin, decoder = kernels.module(model, train), kernels.decoder(model, sample, 64)
+    finally:
+        log.disabled = before
+    expect(twin is model, "choose takes a twin whose values are twice the model's; compare it first, as rlhf_kernels does")
+    wrong = isinstance(decoder, _DoublingDecoder)
+    expect(not wrong, "choose takes a decoder whose logits are twice the model's; compare it first, as rlhf_kernels does")
+
+
+class _Doubling:
+    """Kernels that compute something else."""
+
+    def unsuited(self, model: nn.Module, use: Use) -> str | None:
+        return None
+
+    def twin(self, model: Any, use: Use) -> Any:
+        if use.purpose == "sample":
+            return _DoublingDecoder(PlainKernels().decoder(model, use, 64))
+        twin: Any = functional.twin(model)
+        twin.get_input_embeddings().register_forward_hook(lambda module, args, out: 2 * out)
+        return twin
+
+
+class _DoublingDecoder:
+    ragged = True
+
+    def __init__(self, decoder: Any):
+        self._decoder = decoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def prefill(self, prompts: Any) -> Tensor:
+        logits: Tensor = self._decoder.prefill(prompts)
+        return 2 * logits
 
 
 @torch.inference_mode()

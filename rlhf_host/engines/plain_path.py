@@ -1,4 +1,4 @@
-"""The run's choice of kernels: each is compared with the plain path before it is used."""
+"""The plain path: models compute themselves, and decode with the first of the host's decoders that gives what they give."""
 
 from __future__ import annotations
 
@@ -15,71 +15,45 @@ from torch import Tensor, nn
 
 from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder, RepeatingDecoder
 from rlhf_host.engines.pictured_decoding import PicturedDecoder, PicturedGenericDecoder
-from rlhf_host.errors import RunError, UserError, beyond
+from rlhf_host.errors import UserError, beyond
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
-from rlhf_host.models.layouts import Layout, padded_layout, to_device
+from rlhf_host.models.layouts import padded_layout, to_device
 from rlhf_host.models.loading import context_length
 from rlhf_host.models.modes import evaluation, in_32_bits, without_tf32
 from rlhf_host.models.pictures import Sight, noise
 from rlhf_host.models.pictures import inputs as pictured_inputs
-from rlhf_host.models.trial import (
-    EXACT,
-    FAILURES,
-    ROUGH,
-    SHORTEST,
-    WIDE,
-    appearance,
-    distance,
-    random_text,
-    same_gradients,
-    structure,
-)
+from rlhf_host.models.trial import EXACT, FAILURES, ROUGH, SHORTEST, WIDE, distance, random_text, structure
 from rlhf_host.phases import slow_phase
-from rlhf_host.protocols import Decoder, KernelsPlugin, Use
+from rlhf_host.protocols import Decoder, Use
 from rlhf_host.records.pictures import Pictured, shown_in
 
 log = logging.getLogger(__name__)
 
 STEPS = 8
-"""Number of tokens that a trial decodes, after prompts that are nearly as long as the rows it is for."""
+"""Number of tokens that are decoded to compare, after prompts that are nearly as long as the rows."""
 
 
-class TriedKernels:
-    """Twins and decoders of models, from the first of ``plugins`` that suits a model and computes the same as the model.
+class PlainKernels:
+    """The run's ``Kernels`` where no package makes any."""
 
-    Args:
-        plugins: name → plugin, in the order in which they are asked; none: the models compute everything themselves.
-    """
-
-    def __init__(self, plugins: Sequence[tuple[str, KernelsPlugin]] = ()):
+    def __init__(self) -> None:
         attention.enable_shared_rows()
-        self._plugins = plugins
-        self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
         self._decoders: dict[tuple[int, Use, bool], tuple[Any, dict[int, Decoder]]] = {}
-        self.reports: list[str] = []
-        """Lines about the chosen kernels, and about the others with the reason."""
 
     def module(self, model: nn.Module, use: Use) -> nn.Module:
-        """Returns a twin to train, or the model itself."""
-        stamp, twin = self._twins.get((id(model), use), (None, model))
-        if stamp != structure(model):
-            _, twin = self._twin(model, use, lambda twin: same_gradients(_states, model, twin, exact=use.dtype in WIDE))
-            twin = model if twin is None else twin
-            self._twins[id(model), use] = structure(model), twin
-        return twin
+        """Returns the model."""
+        return model
 
     def like(self, probe: nn.Module, model: nn.Module, use: Use) -> tuple[nn.Module, nn.Module]:
-        """Returns twins to train of a small model, which is tried, and of a large one of the same kind; or both themselves."""
-        plugin, twin = self._twin(probe, use, lambda twin: same_gradients(_states, probe, twin, exact=use.dtype in WIDE))
-        return (probe, model) if plugin is None else (twin, plugin.twin(model, use))
+        """Returns both."""
+        return probe, model
 
     def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:
-        """Returns a decoder for rows of up to ``longest`` tokens: a twin's decoder, the plain one, or one with the model's own
-        cache.
+        """Returns a decoder for rows of up to ``longest`` tokens: the plain one, or one with the model's own cache.
 
         Args:
-            pictured: prompts have pictures, which kernels do not decode.
+            pictured: prompts have pictures.
 
         Raises:
             UserError: none of them computes the same as the model.
@@ -90,87 +64,67 @@ class TriedKernels:
         tried = 1 << max(5, (longest - 1).bit_length())
         if tried not in decoders:
             sight = Sight.of(model) if pictured else None
-            with slow_phase(f"Comparing decoders with the whole {type(model).__name__}, on rows of {tried} tokens"):
+            with _comparing(model, use, tried):
                 decoders[tried] = self._find_decoder(model, use, tried, decoders, sight)
         return decoders[tried]
 
-    def _twin(self, model: nn.Module, use: Use, problem_of: Callable[[Any], str | None]) -> tuple[Any, Any]:
-        """Returns the first plugin that suits, and its twin; twice None if none does."""
-        frozen = use.purpose == "train" and not any(weight.requires_grad for weight in model.parameters())
-        purpose = f"{'for log-probabilities of' if frozen else f'to {use.purpose}'} {type(model).__name__}"
-        for name, plugin in self._plugins:
-            before = appearance(model)
-            try:
-                problem = plugin.unsuited(model, use)
-                if problem is None:
-                    twin = plugin.twin(model, use)
-                    problem = problem_of(twin)
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-            if appearance(model) != before:
-                raise RunError(
-                    f"kernels {name!r} changed the model itself while they were tried {purpose}: choose other --kernels"
-                )
-            if problem is None:
-                self._report(f"kernels {name!r} are used {purpose}")
-                return plugin, twin
-            self._report(f"kernels {name!r} are not used {purpose}: {problem}")
-        return None, None
-
-    @torch.inference_mode()
-    @without_tf32()
     def _find_decoder(
         self, model: Any, use: Use, length: int, known: dict[int, Decoder], sight: Sight | None = None
     ) -> Decoder:
         """Finds a decoder. One that was found for other lengths is kept if it is correct at this one too."""
-        with evaluation(model), _precision(model, use):
-            head = find_head(model)
-            oracle, rounded = _WholeRows(model, head, use, length, sight), not _is_exact(use)
-            for decoder in () if rounded else dict.fromkeys(known.values()):
-                if oracle.problem(decoder) is None:
-                    return decoder
-            _, twin = (None, None) if sight is not None else self._twin(model, use, oracle.problem_of_twin)
-            if twin is not None:
-                return twin
-            oracles = [oracle]
-            if rounded:  # rounding to 16 bits would hide that some positions are wrong
-                oracle = _WholeRows(model, head, replace(use, dtype=torch.float32, autocast=None), length, sight)
-                oracles = [oracle, *oracles] if oracle.runs else oracles
-            problems: list[str] = []
-            makes: tuple[Callable[[Use], Any], ...] = (
-                lambda use: PlainDecoder(model, head, use.autocast),
-                lambda use: GenericDecoder(model),
-                lambda use: GenericDecoder(model, positions=False),
-                lambda use: RepeatingDecoder(model),
+        head = find_head(model)
+        oracle, rounded = _WholeRows(model, head, use, length, sight), not _is_exact(use)
+        for decoder in () if rounded else dict.fromkeys(known.values()):
+            if oracle.problem(decoder) is None:
+                return decoder
+        oracles = [oracle]
+        if rounded:  # rounding to 16 bits would hide that some positions are wrong
+            oracle = _WholeRows(model, head, replace(use, dtype=torch.float32, autocast=None), length, sight)
+            oracles = [oracle, *oracles] if oracle.runs else oracles
+        problems: list[str] = []
+        makes: tuple[Callable[[Use], Any], ...] = (
+            lambda use: PlainDecoder(model, head, use.autocast),
+            lambda use: GenericDecoder(model),
+            lambda use: GenericDecoder(model, positions=False),
+            lambda use: RepeatingDecoder(model),
+        )
+        if sight is not None:
+            makes = (
+                lambda use: PicturedDecoder(model, head, sight, use.autocast),
+                lambda use: PicturedGenericDecoder(model, sight),
             )
-            if sight is not None:
-                makes = (
-                    lambda use: PicturedDecoder(model, head, sight, use.autocast),
-                    lambda use: PicturedGenericDecoder(model, sight),
-                )
-            for make in makes:
-                problem = None
-                try:
-                    for oracle in oracles:
-                        with _precision(model, oracle.use):
-                            decoder = make(oracle.use)
-                            problem = problem or oracle.problem(decoder)
-                except FAILURES as error:
-                    problem = f"{type(error).__name__}: {error}"
-                if problem is None:
-                    if problems:
-                        log.info(f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
-                    return decoder
-                problems.append(problem)
+        for make in makes:
+            problem = None
+            try:
+                for oracle in oracles:
+                    with _precision(model, oracle.use):
+                        decoder = make(oracle.use)
+                        problem = problem or oracle.problem(decoder)
+            except FAILURES as error:
+                problem = f"{type(error).__name__}: {error}"
+            if problem is None:
+                if problems:
+                    log.info(f"{type(model).__name__} decodes with a cache of its own: {problems[0]}")
+                return decoder
+            problems.append(problem)
         raise UserError(
             f"{type(model).__name__} cannot be sampled here: decoding token by token gives other results than whole rows of"
             f" {length} tokens ({problems[-1]}); choose another --engine, or shorter rows (--rollout.max-tokens)"
         )
 
-    def _report(self, line: str) -> None:
-        if line not in self.reports:
-            self.reports.append(line)
-            log.warning("%s", line)  # whoever runs it sees what computes
+
+def decoder_problem(decoder: Decoder, model: Any, use: Use, length: int) -> str | None:
+    """Returns why the decoder does not give what the model gives for whole rows of ``length`` tokens; None if it does."""
+    with _comparing(model, use, length):
+        return _WholeRows(model, find_head(model), use, length).problem(decoder)
+
+
+@contextlib.contextmanager
+def _comparing(model: nn.Module, use: Use, length: int) -> Iterator[None]:
+    """Sets what decoders are compared under inside the block."""
+    line = f"Comparing decoders with the whole {type(model).__name__}, on rows of {length} tokens"
+    with slow_phase(line), torch.inference_mode(), without_tf32(), evaluation(model), _precision(model, use):
+        yield
 
 
 class _WholeRows:
@@ -218,21 +172,6 @@ class _WholeRows:
         tolerance = ROUGH if not exact else EXACT if decoder.ragged else 10 * EXACT
         return None if gap <= tolerance else f"its logits differ by {beyond(gap, tolerance)}"
 
-    def problem_of_twin(self, twin: Any) -> str | None:
-        """Returns the same with other weights, because kernels may derive something from them."""
-        if not hasattr(twin, "prefill"):
-            return "they only train"
-        problem = self.problem(twin)
-        if problem is None:
-            _negate(self.model)
-            try:
-                problem = _WholeRows(self.model, self.head, self.use, self.length).problem(twin)
-            finally:
-                _negate(self.model)
-                twin.refresh()
-            problem = problem and f"after the weights have changed {problem}"
-        return problem
-
     @cached_property
     def runs(self) -> bool:
         """True if the model runs at all: attention may work in 16 bits only."""
@@ -275,20 +214,6 @@ class _WholeRows:
             return self.head(base(**given, use_cache=False).last_hidden_state[0, -count:], self.use.autocast)
         last = {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
         return self.model(**given, use_cache=False, **last).logits[0, -count:]
-
-
-def _states(module: nn.Module, layout: Layout) -> Tensor:
-    layout = to_device(layout, next(module.parameters()).device)
-    with evaluation(module):
-        states = decoder_of(module)(**layout.inputs(), use_cache=False).last_hidden_state.flatten(0, 1)
-    return states[torch.cat([layout.predicts, layout.last])]
-
-
-def _negate(model: nn.Module) -> None:
-    """Negates the weights in the same memory; doing it twice restores them bit for bit."""
-    for weight in model.parameters():
-        weight.data.neg_()
-    torch.clear_autocast_cache()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,20 @@
+"""Names for packages of kernels, which are compared with the plain path: made-up rows, a model's hidden states for them, what is
+wrong with a decoder, and how far results may lie apart. Importing this loads torch.
+"""
+
+from rlhf_host.engines.plain_path import decoder_problem
+from rlhf_host.errors import beyond
+from rlhf_host.models.modes import without_tf32
+from rlhf_host.models.trial import EXACT, ROUGH, WIDE, example_layouts, hidden_states, structure
+
+__all__ = [
+    "EXACT",
+    "ROUGH",
+    "WIDE",
+    "beyond",
+    "decoder_problem",
+    "example_layouts",
+    "hidden_states",
+    "structure",
+    "without_tf32",
+]
