@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from rlhf_host.models.adapters import adapter_layers, engine_weights, has_adapters, merged_weights
-from rlhf_host.models.quantized import is_quantized
+from rlhf_host.models.adapters import adapter_layers, engine_weights, merged_weights
 from rlhf_host.protocols import Bucket
 
 T = TypeVar("T")
@@ -27,8 +26,7 @@ def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
     Adapters are merged and 4-bit weights widened one by one, on demand; the model does not change.
     """
-    weights = list(stored_weights(model).items())
-    return merged_weights(model, weights) if has_adapters(model) or is_quantized(model) else weights
+    return merged_weights(model, list(stored_weights(model).items()))
 
 
 def named_buffers(model: nn.Module) -> Bucket:
@@ -39,8 +37,7 @@ def named_buffers(model: nn.Module) -> Bucket:
 
 def merged_units(model: nn.Module, parameters: Iterable[T]) -> list[list[T]]:
     """Returns the parameters; those that are merged with each other come together."""
-    layers = adapter_layers(model) if has_adapters(model) else []
-    owners: dict[Any, Any] = {parameter: layer for _, layer in layers for parameter in layer.parameters()}
+    owners: dict[Any, Any] = {parameter: layer for _, layer in adapter_layers(model) for parameter in layer.parameters()}
     units: dict[Any, list[T]] = {}
     for parameter in parameters:
         units.setdefault(owners.get(parameter, parameter), []).append(parameter)

@@ -215,9 +215,9 @@ def _role_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     for name, role in config.roles.items():
         if role.lora.rank == 0 and role.lora != LoraOptions(dropout=role.lora.dropout):
             yield f"roles.{name}.lora is set without a rank, and trains no adapter: give --{role_flag(name)}.lora.rank 16"
-        if (role.freeze or role.train_only) and (role.lora.rank or role.adapter):
+        if (role.freeze or role.train_only) and role.adapts:
             yield f"roles.{name}: with adapters all weights of the model are frozen: leave freeze and train_only out"
-        if (role.lora.rank or role.adapter) and importlib.util.find_spec("peft") is None:
+        if role.adapts and importlib.util.find_spec("peft") is None:
             yield f"LoRA adapters need peft: pip install '{HOST}[peft]'"
         if role.quantize and importlib.util.find_spec("bitsandbytes") is None:
             yield f"weights in 4 bits need bitsandbytes: pip install '{HOST}[bitsandbytes]'"

@@ -111,6 +111,16 @@ class RoleConfig(Section):
     max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: off")
 
     @property
+    def adapts(self) -> bool:
+        """True if the role has an adapter, from a directory or a new one, and trains nothing else."""
+        return bool(self.adapter or self.lora.rank)
+
+    @property
+    def base(self) -> RoleConfig:
+        """The role with the model's own weights, without an adapter and in all their bits."""
+        return self.model_copy(update={"adapter": None, "quantize": None})
+
+    @property
     def peak_lr(self) -> float:
         """``lr``, or the default where neither the configuration nor a plugin's needs set one."""
         return 1e-6 if self.lr is None else self.lr

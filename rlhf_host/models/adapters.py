@@ -132,6 +132,8 @@ def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[
     """Returns every linear map that has adapters, with its name in the model. A shared map has its first name, or each of its
     names.
     """
+    if not has_adapters(model):
+        return []
     from peft.tuners.lora import LoraLayer
 
     modules = model.named_modules(remove_duplicate=not every_name)
@@ -174,7 +176,7 @@ def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> I
     """Yields the ``weights`` of the model's state dict without adapters: merged one by one, under the names of the base.
     Weights in 4 bits become as their products use them.
     """
-    layers, narrow = dict(adapter_layers(model, every_name=True) if has_adapters(model) else ()), quantized.layers(model)
+    layers, narrow = dict(adapter_layers(model, every_name=True)), quantized.layers(model)
     parts = {weight for layer in layers.values() for _, part in _parts(layer) for weight in part.parameters()}
     adapters = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in parts}
     for name, tensor in weights:

@@ -21,7 +21,7 @@ def refuse_settings(role: RoleConfig, source: ModelPlace, *, trainable: bool) ->
     """Raises ``UserError`` for settings that no model in this place can have."""
     if role.quantize and source.gguf:
         raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
-    if trainable and not _adapts(role) and role.dtype not in ("auto", "float32"):
+    if trainable and not role.adapts and role.dtype not in ("auto", "float32"):
         raise UserError(
             f"dtype {role.dtype} for the trainable model {role.model!r}: trainable weights are kept in float32, because 16 bits"
             " swallow small updates; leave dtype at auto and set train.autocast to bfloat16"
@@ -53,7 +53,7 @@ def fit(
     Raises:
         UserError: settings that this model cannot have, or an adapter that does not fit it.
     """
-    adapts = trainable and _adapts(role)
+    adapts = trainable and role.adapts
     if trainable and role.attn_implementation == "flex_attention" and device.type == "cpu":
         raise UserError("attn_implementation flex_attention has no backward pass on CPUs: choose sdpa, or train on a GPU")
     remove_dropout(model)
@@ -87,10 +87,6 @@ def _on(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:
         return moved
     moved = model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     return moved
-
-
-def _adapts(role: RoleConfig) -> bool:
-    return bool(role.adapter or role.lora.rank)
 
 
 def remove_dropout(model: torch.nn.Module) -> None:

@@ -70,8 +70,7 @@ def weight_files(role: RoleConfig) -> list[Path]:
     source = find_model(role.model)
     if source.gguf:
         return [Path(source.path, source.gguf)]
-    plain = role.model_copy(update={"adapter": None, "quantize": None})
-    directory = Path(source.path) if source.local else model_directory(plain)
+    directory = Path(source.path) if source.local else model_directory(role.base)
     assert directory is not None
     return sorted(directory.glob("*.safetensors"))
 

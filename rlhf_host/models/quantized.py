@@ -70,6 +70,11 @@ def widen(model: Any) -> Any:
     return model
 
 
+def widened(model: Any) -> Any:
+    """Returns a model with ordinary weights: a copy, or the model itself if it has them."""
+    return widen(copy.deepcopy(model)) if is_quantized(model) else model
+
+
 def plain_config(model: Any) -> Any:
     """Returns the model's configuration without 4 bits."""
     config = copy.deepcopy(model.config)

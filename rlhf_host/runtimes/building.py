@@ -5,7 +5,6 @@ Public, for runtimes of other distributions too. Importing it loads no torch, so
 
 from __future__ import annotations
 
-import copy
 import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -237,7 +236,7 @@ class EngineSetup:
         version = NO_WEIGHTS if start.total_updates else 0
         role = located(start.roles["actor"])
         if version == NO_WEIGHTS:  # a sync brings weights with the adapter merged
-            role = role.model_copy(update={"adapter": None, "quantize": None})
+            role = role.base
         rank = start.adapter_rank
         return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=rank)
 
@@ -282,8 +281,7 @@ def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights
 
     with quiet_transformers():
         if with_weights:
-            own = quantized.widen(copy.deepcopy(model)) if quantized.is_quantized(model) else model
-            own.save_pretrained(directory)
+            quantized.widened(model).save_pretrained(directory)
         else:
             quantized.plain_config(model).save_pretrained(directory)
             model.generation_config.save_pretrained(directory)

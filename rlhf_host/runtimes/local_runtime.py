@@ -110,7 +110,7 @@ class LocalRuntime:
         in_place, trained = engine.traits.takes == "module", "actor" in roles.backends
         with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
             if start.adapter_rank:
-                base = start.roles["actor"].model_copy(update={"adapter": None, "quantize": None})
+                base = start.roles["actor"].base
                 model = model_directory(base) or save_for_engine(
                     load_model(base), start.tokenizer, directory, with_weights=True
                 )

@@ -32,7 +32,7 @@ def checkpoint_bytes(start: RuntimeStart, outlines: Mapping[str, Any]) -> float 
             return None
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         whole = sum(weight.numel() * width for weight, width in weights_of(role, model))
-        total += sum(weight.nbytes for weight in trained) if role.lora.rank or role.adapter else whole
+        total += sum(weight.nbytes for weight in trained) if role.adapts else whole
         total += backend.traits.saved_bytes * sum(weight.numel() for weight in trained)
     return total
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from rlhf_host.backends.weights import stored_weights
 from rlhf_host.errors import UserError
-from rlhf_host.models.adapters import adapter_layers, has_adapters
+from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.protocols import Buckets
 
 BUCKET_BYTES = 2**28
@@ -26,8 +26,8 @@ def refuse_different(follower: str, model: nn.Module, source: str, other: nn.Mod
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of all weights, under the names that they have once adapters are merged. They may have no memory yet."""
-    layers = adapter_layers(model) if has_adapters(model) else []
-    own = {weight for _, layer in layers for name, weight in layer.named_parameters() if not name.startswith("base_layer.")}
+    parts = [part for _, layer in adapter_layers(model) for part in layer.named_parameters()]
+    own = {weight for name, weight in parts if not name.startswith("base_layer.")}
     added = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in own}
     weights = stored_weights(model).items()
     return {name.replace(".base_layer.", "."): tuple(weight.shape) for name, weight in weights if name not in added}

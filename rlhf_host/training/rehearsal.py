@@ -134,7 +134,7 @@ def _share(need: RoleNeed, role: RoleConfig, model: Any, backend: BackendTraits)
         need.name,
         sum(weight.numel() for weight, _ in weights),
         sum(weight.numel() * width for weight, width in weights),
-        0 if role.lora.rank or role.adapter else backend.state_bytes * trained,
+        0 if role.adapts else backend.state_bytes * trained,
     )
 
 

@@ -51,31 +51,34 @@ def role_settings(roles: Mapping[str, RoleConfig], need: RoleNeed, override: Pat
         settings = settings.model_copy(update={"adapter" if is_adapter(override) else "model": str(override)})
         if need.moves:  # its files have what its source's adapter began with
             settings = settings.model_copy(update={"adapter": None})
-    elif need.trainable and settings.adapter and settings.lora.rank:
-        raise UserError(
-            f"the role {need.name} continues to train the adapter {settings.adapter}, so it cannot get a new one: leave lora.rank"
-            f" out, or merge the adapter first (rlhf merge-lora {settings.adapter})"
-        )
-    if need.trainable and settings.adapter and (settings.freeze or settings.train_only):
-        raise UserError(
-            f"the role {need.name} trains an adapter, and all its other weights are frozen: leave freeze and train_only out"
-        )
-    if need.trainable and settings.quantize and not (settings.adapter or settings.lora.rank):
-        raise UserError(
-            f"the role {need.name} trains all its weights, which 4 bits cannot hold: add --{need.name}.lora.rank 16, or leave"
-            " quantize out"
-        )
-    if need.trainable and settings.lora.dropout and not (settings.adapter or settings.lora.rank):
-        raise UserError(
-            f"{need.name}.lora.dropout is {settings.lora.dropout:g}, and the role trains no adapter: add"
-            f" --{need.name}.lora.rank 16, or leave it out"
-        )
+    if need.trainable and (problem := _adapter_problem(need.name, settings, resumed=override is not None)):
+        raise UserError(problem)
     if settings.lr is None:
-        adapts = settings.adapter or settings.lora.rank
-        rate = ADAPTER_RATE * (need.lr or settings.peak_lr) if need.trainable and adapts else need.lr
+        rate = ADAPTER_RATE * (need.lr or settings.peak_lr) if need.trainable and settings.adapts else need.lr
         settings = settings.model_copy(update={"lr": rate})
     if settings.model is None:
         raise UserError(f"the role {need.name} has no model; give --{need.name}.model DIRECTORY|HUB_NAME|FILE.gguf")
     if settings.adapter is not None:
         refuse_other_base(settings.adapter, settings.model, weight_files(settings))
     return settings
+
+
+def _adapter_problem(name: str, settings: RoleConfig, *, resumed: bool) -> str | None:
+    """Returns why a trained role cannot have these adapters, or none; None: it can.
+
+    Args:
+        resumed: the weights come from a checkpoint, where a new adapter became one with a directory.
+    """
+    if settings.adapter and settings.lora.rank and not resumed:
+        return (
+            f"the role {name} continues to train the adapter {settings.adapter}, so it cannot get a new one: leave lora.rank"
+            f" out, or merge the adapter first (rlhf merge-lora {settings.adapter})"
+        )
+    if settings.adapter and (settings.freeze or settings.train_only):
+        return f"the role {name} trains an adapter, and all its other weights are frozen: leave freeze and train_only out"
+    cure = f"add --{name}.lora.rank 16, or leave"
+    if settings.quantize and not settings.adapts:
+        return f"the role {name} trains all its weights, which 4 bits cannot hold: {cure} quantize out"
+    if settings.lora.dropout and not settings.adapts:
+        return f"{name}.lora.dropout is {settings.lora.dropout:g}, and the role trains no adapter: {cure} it out"
+    return None

@@ -46,7 +46,7 @@ def role_views(roles: Iterable[tuple[RoleNeed, RoleConfig]]) -> dict[str, RoleVi
             continue
         if need.follows is not None:
             views[need.name] = RoleView(source.name, live=True)
-        elif (other.adapter or other.lora.rank) and _same(own, other):
+        elif other.adapts and _same(own, other):
             views[need.name] = RoleView(source.name, f"of_{need.name}".replace(".", "_"), own.adapter)
     return views
 

@@ -108,8 +108,8 @@ class DeepSpeed:
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
         for name, role in start.roles.items():
             if any(need.name == name and need.trainable for need in start.needs.roles):
-                adapts, quantized = bool(role.adapter or role.lora.rank), bool(role.quantize)
-                self.refuse(devices.get(name), 1 if name in devices else None, adapts=adapts, quantized=quantized)
+                ranks = 1 if name in devices else None
+                self.refuse(devices.get(name), ranks, adapts=role.adapts, quantized=bool(role.quantize))
 
     def refuse(self, device: str | None, ranks: int | None, *, adapts: bool, quantized: bool) -> None:
         """Raises ``UserError`` for a role that cannot be trained this way. None: unknown."""

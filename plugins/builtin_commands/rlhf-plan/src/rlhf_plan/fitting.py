@@ -110,7 +110,7 @@ def _ways(start: RuntimeStart) -> Iterator[_Way]:
     budget = start.train.max_tokens_per_microbatch
     while (budget := budget // 2) >= SMALLEST_BUDGET:
         yield _Way("budget", f"--train.max-tokens-per-microbatch {budget}", {"max_tokens_per_microbatch": budget})
-    whole = [name for name in trained if not (start.roles[name].lora.rank or start.roles[name].adapter)]
+    whole = [name for name in trained if not start.roles[name].adapts]
     if whole:
         changes = {
             name: {"lora": start.roles[name].lora.model_copy(update={"rank": RANK}), "dtype": "bfloat16"} for name in whole
