@@ -1,11 +1,11 @@
-"""Names for packages of kernels, which are compared with the plain path: made-up rows, a model's hidden states for them, what is
-wrong with a decoder, and how far results may lie apart. Importing this loads torch.
+"""Names for packages that compare what they compute with the plain path, as kernels do: made-up rows, a model's hidden states for
+them, what is wrong with a decoder, and how far results may lie apart. Importing this loads torch.
 """
 
 from rlhf_host.engines.plain_path import decoder_problem
 from rlhf_host.errors import beyond
 from rlhf_host.models.modes import without_tf32
-from rlhf_host.models.trial import EXACT, ROUGH, WIDE, example_layouts, hidden_states, structure
+from rlhf_host.models.trial import EXACT, ROUGH, WIDE, example_layouts, hidden_states, random_text, structure
 
 __all__ = [
     "EXACT",
@@ -15,6 +15,7 @@ __all__ = [
     "decoder_problem",
     "example_layouts",
     "hidden_states",
+    "random_text",
     "structure",
     "without_tf32",
 ]

@@ -1,4 +1,4 @@
-"""Models: loading, merging and writing them; forward passes, heads, and token log-probabilities without the full logits.
+"""Models: loading and writing them; forward passes, heads, and token log-probabilities without the full logits.
 
 The names here are for packages that load or write models. Importing this loads no torch; the first name used does.
 """
@@ -11,7 +11,7 @@ from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
     from rlhf_host.data.templates import tells_the_day
-    from rlhf_host.models.adapter_files import is_adapter
+    from rlhf_host.models.adapter_files import is_adapter, refuse_other_base
     from rlhf_host.models.loading import (
         head_of,
         load_model,
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
         save_model,
         save_tokenizer,
         stop_tokens,
+        weight_files,
     )
-    from rlhf_host.models.merging import merge
-    from rlhf_host.models.places import hub_answers
+    from rlhf_host.models.places import hub_answers, with_base
+    from rlhf_host.models.quantized import widen
     from rlhf_host.models.room import container_memory, machine_memory
 
 _HOME = {
@@ -34,13 +35,16 @@ _HOME = {
     "load_model": "models.loading",
     "load_tokenizer": "models.loading",
     "machine_memory": "models.room",
-    "merge": "models.merging",
     "model_directory": "models.loading",
     "quiet_transformers": "models.loading",
+    "refuse_other_base": "models.adapter_files",
     "save_model": "models.loading",
     "save_tokenizer": "models.loading",
     "stop_tokens": "models.loading",
     "tells_the_day": "data.templates",
+    "weight_files": "models.loading",
+    "widen": "models.quantized",
+    "with_base": "models.places",
 }
 """Name → its module in ``rlhf_host``, imported when the name is first asked for."""
 
@@ -52,13 +56,16 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "machine_memory",
-    "merge",
     "model_directory",
     "quiet_transformers",
+    "refuse_other_base",
     "save_model",
     "save_tokenizer",
     "stop_tokens",
     "tells_the_day",
+    "weight_files",
+    "widen",
+    "with_base",
 ]
 
 __getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})

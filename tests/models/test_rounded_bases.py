@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from rlhf_runs.merging import merge
 from safetensors.torch import load_file, save_file
 
 from rlhf_host.config.schema import LoraOptions, RoleConfig
@@ -14,7 +15,6 @@ from rlhf_host.models import quantized
 from rlhf_host.models.adapter_files import WEIGHTS, rounded_base
 from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.models.loading import load_model, load_tokenizer, save_model
-from rlhf_host.models.merging import merge
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.training.role_settings import role_settings
 

@@ -10,10 +10,11 @@ from safetensors import SafetensorError, safe_open
 
 from rlhf_host import UserError
 from rlhf_host.commands import new_directory
-from rlhf_host.models import head_of, is_adapter, load_model, load_tokenizer, merge, save_model, save_tokenizer
+from rlhf_host.models import head_of, is_adapter, load_model, load_tokenizer, save_model, save_tokenizer
 from rlhf_host.runs import RunModel, refuse_damaged
 from rlhf_host.settings import RoleConfig
 from rlhf_runs.card import model_card
+from rlhf_runs.merging import merge
 
 OTHER = "take another model of the run, as with --checkpoint last"
 

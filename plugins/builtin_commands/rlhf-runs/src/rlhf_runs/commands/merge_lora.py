@@ -31,7 +31,7 @@ def merge_lora(adapter: Path, base: str | None, output: Path | None, dtype: str 
     if output.exists():
         raise UserError(f"{output} exists: choose another --output")
     phase("Loading libraries")
-    from rlhf_host.models import merge
+    from rlhf_runs.merging import merge
 
     with new_directory(output) as aside:
         merged = merge(directory, base, aside, dtype)

@@ -9,15 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.config.schema import RoleConfig
-from rlhf_host.errors import RunError, UserError, beyond
-from rlhf_host.models.adapter_files import is_adapter, is_scalar, refuse_other_base
-from rlhf_host.models.dtypes import retype
-from rlhf_host.models.loading import load_model, load_tokenizer, quiet_transformers, save_tokenizer, weight_files
-from rlhf_host.models.modes import evaluation
-from rlhf_host.models.places import with_base
-from rlhf_host.models.quantized import widen
-from rlhf_host.models.trial import random_text
+from rlhf_host import RunError, UserError
+from rlhf_host.comparison import beyond, random_text
+from rlhf_host.models import (
+    head_of,
+    is_adapter,
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+    refuse_other_base,
+    save_tokenizer,
+    weight_files,
+    widen,
+    with_base,
+)
+from rlhf_host.settings import RoleConfig
 
 PROBE = (2, 64)
 """Rows and tokens of the probe."""
@@ -62,7 +68,7 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
     role = RoleConfig(model=base, adapter=str(directory)) if base else with_base(RoleConfig(model=str(directory)))
     role = role.model_copy(update={"device": "cpu", "dtype": dtype or "auto"})
     refuse_other_base(directory, str(role.model), weight_files(role))
-    head: Any = "scalar" if is_scalar(directory) else "lm"
+    head = head_of(directory)
     model = load_model(role, head=head)
     with quiet_transformers():
         model.save_pretrained(output)
@@ -70,7 +76,8 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
     written = str(next(model.parameters()).dtype).removeprefix("torch.")
     merged = _logits(load_model(RoleConfig(model=str(output), dtype="float32", device="cpu"), head=head))
     trained = widen(load_model(role.model_copy(update={"dtype": "auto"}), head=head, trainable=True))
-    retype(trained, torch.float32)
+    for weight in trained.parameters():
+        weight.data = weight.data.float()  # not the buffers: tables of positions are as they were
     beside = _logits(trained)
     return Merged(written, float((merged - beside).abs().max()), float(beside.abs().max()))
 
@@ -79,6 +86,5 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
 def _logits(model: Any) -> Tensor:
     count, length = PROBE
     ids = random_text(model.config.get_text_config(), count * length, torch.Generator().manual_seed(0))
-    with evaluation(model):
-        logits: Tensor = model(input_ids=torch.tensor(ids).view(count, length), use_cache=False).logits
+    logits: Tensor = model(input_ids=torch.tensor(ids).view(count, length), use_cache=False).logits
     return logits
