@@ -7,173 +7,76 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.api import Run, evaluate, load_run, session, train
-    from rlhf_host.errors import PluginError, RunError, UserError
-    from rlhf_host.hookspecs import hookimpl
-    from rlhf_host.plugins.python_files import import_file
-    from rlhf_host.protocols import SyncTarget
-    from rlhf_host.records.episodes import (
-        Action,
-        Drop,
-        Episode,
-        EpisodeFailed,
-        Generation,
-        Group,
-        Message,
-        NoRoom,
-        Policy,
-        Reward,
-        SampleKey,
-        Sampling,
-        Segment,
-        Step,
-        Task,
-        Trajectory,
-        Unjudged,
-    )
-    from rlhf_host.records.messages import Reply, ToolCall
-    from rlhf_host.records.needs import (
-        Adjust,
-        AgentNeeds,
-        AlgoNeeds,
-        CorrectionNeeds,
-        Follow,
-        Forbid,
-        Needs,
-        Outcome,
-        Output,
-        RewardNeeds,
-        RoleHandle,
-        RoleNeed,
-        RunContext,
-        ScoreContext,
-        Stop,
-    )
-    from rlhf_host.records.pictures import Picture, Pictured
-    from rlhf_host.records.tensors import (
-        ACTION,
-        COMPLETION,
-        GROUP_MEAN_TOKEN_MEAN,
-        LOSS,
-        SEQUENCE_MEAN_TOKEN_MEAN,
-        SEQUENCE_MEAN_TOKEN_SUM,
-        TOKEN_MEAN,
-        Advantages,
-        Aggregation,
-        Batch,
-        Distribution,
-        Experience,
-        Extra,
-        LossTerm,
-        Metric,
-        Outputs,
-        PolicyLogprobs,
-    )
-    from rlhf_host.runs.directory import RunDirectory
-    from rlhf_host.scratch import Scratch
-    from rlhf_host.training.given_rows import GivenRows, read_rows
-    from rlhf_host.training.session import Session
+    from rlhf_host.api import Run as Run
+    from rlhf_host.api import evaluate as evaluate
+    from rlhf_host.api import load_run as load_run
+    from rlhf_host.api import session as session
+    from rlhf_host.api import train as train
+    from rlhf_host.errors import PluginError as PluginError
+    from rlhf_host.errors import RunError as RunError
+    from rlhf_host.errors import UserError as UserError
+    from rlhf_host.hookspecs import hookimpl as hookimpl
+    from rlhf_host.plugins.python_files import import_file as import_file
+    from rlhf_host.protocols import SyncTarget as SyncTarget
+    from rlhf_host.records.episodes import Action as Action
+    from rlhf_host.records.episodes import Drop as Drop
+    from rlhf_host.records.episodes import Episode as Episode
+    from rlhf_host.records.episodes import EpisodeFailed as EpisodeFailed
+    from rlhf_host.records.episodes import Generation as Generation
+    from rlhf_host.records.episodes import Group as Group
+    from rlhf_host.records.episodes import Message as Message
+    from rlhf_host.records.episodes import NoRoom as NoRoom
+    from rlhf_host.records.episodes import Policy as Policy
+    from rlhf_host.records.episodes import Reward as Reward
+    from rlhf_host.records.episodes import SampleKey as SampleKey
+    from rlhf_host.records.episodes import Sampling as Sampling
+    from rlhf_host.records.episodes import Segment as Segment
+    from rlhf_host.records.episodes import Step as Step
+    from rlhf_host.records.episodes import Task as Task
+    from rlhf_host.records.episodes import Trajectory as Trajectory
+    from rlhf_host.records.episodes import Unjudged as Unjudged
+    from rlhf_host.records.messages import Reply as Reply
+    from rlhf_host.records.messages import ToolCall as ToolCall
+    from rlhf_host.records.needs import Adjust as Adjust
+    from rlhf_host.records.needs import AgentNeeds as AgentNeeds
+    from rlhf_host.records.needs import AlgoNeeds as AlgoNeeds
+    from rlhf_host.records.needs import CorrectionNeeds as CorrectionNeeds
+    from rlhf_host.records.needs import Follow as Follow
+    from rlhf_host.records.needs import Forbid as Forbid
+    from rlhf_host.records.needs import Needs as Needs
+    from rlhf_host.records.needs import Outcome as Outcome
+    from rlhf_host.records.needs import Output as Output
+    from rlhf_host.records.needs import RewardNeeds as RewardNeeds
+    from rlhf_host.records.needs import RoleHandle as RoleHandle
+    from rlhf_host.records.needs import RoleNeed as RoleNeed
+    from rlhf_host.records.needs import RunContext as RunContext
+    from rlhf_host.records.needs import ScoreContext as ScoreContext
+    from rlhf_host.records.needs import Stop as Stop
+    from rlhf_host.records.pictures import Picture as Picture
+    from rlhf_host.records.pictures import Pictured as Pictured
+    from rlhf_host.records.tensors import ACTION as ACTION
+    from rlhf_host.records.tensors import COMPLETION as COMPLETION
+    from rlhf_host.records.tensors import GROUP_MEAN_TOKEN_MEAN as GROUP_MEAN_TOKEN_MEAN
+    from rlhf_host.records.tensors import LOSS as LOSS
+    from rlhf_host.records.tensors import SEQUENCE_MEAN_TOKEN_MEAN as SEQUENCE_MEAN_TOKEN_MEAN
+    from rlhf_host.records.tensors import SEQUENCE_MEAN_TOKEN_SUM as SEQUENCE_MEAN_TOKEN_SUM
+    from rlhf_host.records.tensors import TOKEN_MEAN as TOKEN_MEAN
+    from rlhf_host.records.tensors import Advantages as Advantages
+    from rlhf_host.records.tensors import Aggregation as Aggregation
+    from rlhf_host.records.tensors import Batch as Batch
+    from rlhf_host.records.tensors import Distribution as Distribution
+    from rlhf_host.records.tensors import Experience as Experience
+    from rlhf_host.records.tensors import Extra as Extra
+    from rlhf_host.records.tensors import LossTerm as LossTerm
+    from rlhf_host.records.tensors import Metric as Metric
+    from rlhf_host.records.tensors import Outputs as Outputs
+    from rlhf_host.records.tensors import PolicyLogprobs as PolicyLogprobs
+    from rlhf_host.runs.directory import RunDirectory as RunDirectory
+    from rlhf_host.scratch import Scratch as Scratch
+    from rlhf_host.training.given_rows import GivenRows as GivenRows
+    from rlhf_host.training.given_rows import read_rows as read_rows
+    from rlhf_host.training.session import Session as Session
 
 __version__ = "0.10.0"
 
-_HOMES = {
-    "rlhf_host.api": "Run evaluate load_run session train",
-    "rlhf_host.errors": "PluginError RunError UserError",
-    "rlhf_host.hookspecs": "hookimpl",
-    "rlhf_host.plugins.python_files": "import_file",
-    "rlhf_host.protocols": "SyncTarget",
-    "rlhf_host.records.episodes": (
-        "Action Drop Episode EpisodeFailed Generation Group Message NoRoom Policy Reward SampleKey Sampling Segment Step Task "
-        "Trajectory Unjudged"
-    ),
-    "rlhf_host.records.messages": "Reply ToolCall",
-    "rlhf_host.records.needs": (
-        "Adjust AgentNeeds AlgoNeeds CorrectionNeeds Follow Forbid Needs Outcome Output RewardNeeds RoleHandle RoleNeed RunContext "
-        "ScoreContext Stop"
-    ),
-    "rlhf_host.records.pictures": "Picture Pictured",
-    "rlhf_host.records.tensors": (
-        "ACTION COMPLETION GROUP_MEAN_TOKEN_MEAN LOSS SEQUENCE_MEAN_TOKEN_MEAN SEQUENCE_MEAN_TOKEN_SUM TOKEN_MEAN "
-        "Advantages Aggregation Batch Distribution Experience Extra LossTerm Metric Outputs PolicyLogprobs"
-    ),
-    "rlhf_host.runs.directory": "RunDirectory",
-    "rlhf_host.scratch": "Scratch",
-    "rlhf_host.training.given_rows": "GivenRows read_rows",
-    "rlhf_host.training.session": "Session",
-}
-"""Module → the names that are imported from it when one is first asked for: plugins and commands import this package, and must
-stay light."""
-
-__all__ = [
-    "ACTION",
-    "COMPLETION",
-    "GROUP_MEAN_TOKEN_MEAN",
-    "LOSS",
-    "SEQUENCE_MEAN_TOKEN_MEAN",
-    "SEQUENCE_MEAN_TOKEN_SUM",
-    "TOKEN_MEAN",
-    "Action",
-    "Adjust",
-    "Advantages",
-    "AgentNeeds",
-    "Aggregation",
-    "AlgoNeeds",
-    "Batch",
-    "CorrectionNeeds",
-    "Distribution",
-    "Drop",
-    "Episode",
-    "EpisodeFailed",
-    "Experience",
-    "Extra",
-    "Follow",
-    "Forbid",
-    "Generation",
-    "GivenRows",
-    "Group",
-    "LossTerm",
-    "Message",
-    "Metric",
-    "Needs",
-    "NoRoom",
-    "Outcome",
-    "Output",
-    "Outputs",
-    "Picture",
-    "Pictured",
-    "PluginError",
-    "Policy",
-    "PolicyLogprobs",
-    "Reply",
-    "Reward",
-    "RewardNeeds",
-    "RoleHandle",
-    "RoleNeed",
-    "Run",
-    "RunContext",
-    "RunDirectory",
-    "RunError",
-    "SampleKey",
-    "Sampling",
-    "ScoreContext",
-    "Scratch",
-    "Segment",
-    "Session",
-    "Step",
-    "Stop",
-    "SyncTarget",
-    "Task",
-    "ToolCall",
-    "Trajectory",
-    "Unjudged",
-    "UserError",
-    "evaluate",
-    "hookimpl",
-    "import_file",
-    "load_run",
-    "read_rows",
-    "session",
-    "train",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: module for module, names in _HOMES.items() for name in names.split()})
+__getattr__, __dir__, __all__ = lazily(__name__)

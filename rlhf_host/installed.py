@@ -11,58 +11,33 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.plugins.about import about
-    from rlhf_host.plugins.catalogue import OTHERS, OURS, Offer, offered
-    from rlhf_host.plugins.discovery import GROUPS, HOOKED, HOST, PROTOCOLS, PluginInfo, discover, normalised
-    from rlhf_host.plugins.libraries import missing_library
-    from rlhf_host.plugins.options import describe_options, options_model
-    from rlhf_host.plugins.recommended import recommended
-    from rlhf_host.plugins.requirements import OTHER_BUILDS, extras_of_host, installed_distributions, pinned
-    from rlhf_host.plugins.selection import build, find, find_all, load, load_command, read_options
-    from rlhf_host.plugins.verify import look_inside, verify
+    from rlhf_host.plugins.about import about as about
+    from rlhf_host.plugins.catalogue import OTHERS as OTHERS
+    from rlhf_host.plugins.catalogue import OURS as OURS
+    from rlhf_host.plugins.catalogue import Offer as Offer
+    from rlhf_host.plugins.catalogue import offered as offered
+    from rlhf_host.plugins.discovery import GROUPS as GROUPS
+    from rlhf_host.plugins.discovery import HOOKED as HOOKED
+    from rlhf_host.plugins.discovery import HOST as HOST
+    from rlhf_host.plugins.discovery import PROTOCOLS as PROTOCOLS
+    from rlhf_host.plugins.discovery import PluginInfo as PluginInfo
+    from rlhf_host.plugins.discovery import discover as discover
+    from rlhf_host.plugins.discovery import normalised as normalised
+    from rlhf_host.plugins.libraries import missing_library as missing_library
+    from rlhf_host.plugins.options import describe_options as describe_options
+    from rlhf_host.plugins.options import options_model as options_model
+    from rlhf_host.plugins.recommended import recommended as recommended
+    from rlhf_host.plugins.requirements import OTHER_BUILDS as OTHER_BUILDS
+    from rlhf_host.plugins.requirements import extras_of_host as extras_of_host
+    from rlhf_host.plugins.requirements import installed_distributions as installed_distributions
+    from rlhf_host.plugins.requirements import pinned as pinned
+    from rlhf_host.plugins.selection import build as build
+    from rlhf_host.plugins.selection import find as find
+    from rlhf_host.plugins.selection import find_all as find_all
+    from rlhf_host.plugins.selection import load as load
+    from rlhf_host.plugins.selection import load_command as load_command
+    from rlhf_host.plugins.selection import read_options as read_options
+    from rlhf_host.plugins.verify import look_inside as look_inside
+    from rlhf_host.plugins.verify import verify as verify
 
-_HOME = {
-    **dict.fromkeys(("GROUPS", "HOOKED", "HOST", "PROTOCOLS", "PluginInfo", "discover", "normalised"), "discovery"),
-    **dict.fromkeys(("OTHERS", "OURS", "Offer", "offered"), "catalogue"),
-    **dict.fromkeys(("build", "find", "find_all", "load", "load_command", "read_options"), "selection"),
-    **dict.fromkeys(("OTHER_BUILDS", "extras_of_host", "installed_distributions", "pinned"), "requirements"),
-    **dict.fromkeys(("look_inside", "verify"), "verify"),
-    "about": "about",
-    **dict.fromkeys(("describe_options", "options_model"), "options"),
-    "missing_library": "libraries",
-    "recommended": "recommended",
-}
-"""Name → its module in ``rlhf_host.plugins``, imported when the name is first asked for."""
-
-__all__ = [
-    "GROUPS",
-    "HOOKED",
-    "HOST",
-    "OTHERS",
-    "OTHER_BUILDS",
-    "OURS",
-    "PROTOCOLS",
-    "Offer",
-    "PluginInfo",
-    "about",
-    "build",
-    "describe_options",
-    "discover",
-    "extras_of_host",
-    "find",
-    "find_all",
-    "installed_distributions",
-    "load",
-    "load_command",
-    "look_inside",
-    "missing_library",
-    "normalised",
-    "offered",
-    "options_model",
-    "pinned",
-    "read_options",
-    "recommended",
-    "verify",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.plugins.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -57,6 +57,4 @@ _NAMES = {
 
 _HOME = {name: f"rlhf_host.{home}" for home, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOME)
-
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__, __all__ = lazily(__name__, _HOME)

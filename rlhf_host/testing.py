@@ -17,9 +17,7 @@ _NAMES = (
     *("right_answer", "tiny_tokenizer", "write_tiny_model"),
 )
 
-__all__ = sorted(_NAMES)
-
-_get, __dir__ = lazily(__name__, dict.fromkeys(_NAMES, PACKAGE))
+_get, __dir__, __all__ = lazily(__name__, dict.fromkeys(_NAMES, PACKAGE))
 
 
 def __getattr__(name: str) -> Any:

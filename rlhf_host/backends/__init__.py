@@ -11,61 +11,25 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.backends.optimizers import arguments_of, check_optimizer, make_optimizer, state_bytes
-    from rlhf_host.backends.packed import run_through
-    from rlhf_host.backends.parking import Parking, Parks, distinct
-    from rlhf_host.backends.shards import deal, saved_bytes, share_writer
-    from rlhf_host.backends.torch_backend import decayed_groups, learning_rate
-    from rlhf_host.backends.weights import merged_units, named_buffers, pieces
-    from rlhf_host.models.adapters import has_adapters, merged_weights
-    from rlhf_host.models.loading import copy_model
-    from rlhf_host.models.quantized import is_quantized
+    from rlhf_host.backends.optimizers import arguments_of as arguments_of
+    from rlhf_host.backends.optimizers import check_optimizer as check_optimizer
+    from rlhf_host.backends.optimizers import make_optimizer as make_optimizer
+    from rlhf_host.backends.optimizers import state_bytes as state_bytes
+    from rlhf_host.backends.packed import run_through as run_through
+    from rlhf_host.backends.parking import Parking as Parking
+    from rlhf_host.backends.parking import Parks as Parks
+    from rlhf_host.backends.parking import distinct as distinct
+    from rlhf_host.backends.shards import deal as deal
+    from rlhf_host.backends.shards import saved_bytes as saved_bytes
+    from rlhf_host.backends.shards import share_writer as share_writer
+    from rlhf_host.backends.torch_backend import decayed_groups as decayed_groups
+    from rlhf_host.backends.torch_backend import learning_rate as learning_rate
+    from rlhf_host.backends.weights import merged_units as merged_units
+    from rlhf_host.backends.weights import named_buffers as named_buffers
+    from rlhf_host.backends.weights import pieces as pieces
+    from rlhf_host.models.adapters import has_adapters as has_adapters
+    from rlhf_host.models.adapters import merged_weights as merged_weights
+    from rlhf_host.models.loading import copy_model as copy_model
+    from rlhf_host.models.quantized import is_quantized as is_quantized
 
-_HOME = {
-    "Parking": "backends.parking",
-    "Parks": "backends.parking",
-    "arguments_of": "backends.optimizers",
-    "check_optimizer": "backends.optimizers",
-    "copy_model": "models.loading",
-    "deal": "backends.shards",
-    "decayed_groups": "backends.torch_backend",
-    "distinct": "backends.parking",
-    "has_adapters": "models.adapters",
-    "is_quantized": "models.quantized",
-    "learning_rate": "backends.torch_backend",
-    "make_optimizer": "backends.optimizers",
-    "merged_units": "backends.weights",
-    "merged_weights": "models.adapters",
-    "named_buffers": "backends.weights",
-    "pieces": "backends.weights",
-    "run_through": "backends.packed",
-    "saved_bytes": "backends.shards",
-    "share_writer": "backends.shards",
-    "state_bytes": "backends.optimizers",
-}
-"""Name → its module in ``rlhf_host``, imported when the name is first asked for."""
-
-__all__ = [
-    "Parking",
-    "Parks",
-    "arguments_of",
-    "check_optimizer",
-    "copy_model",
-    "deal",
-    "decayed_groups",
-    "distinct",
-    "has_adapters",
-    "is_quantized",
-    "learning_rate",
-    "make_optimizer",
-    "merged_units",
-    "merged_weights",
-    "named_buffers",
-    "pieces",
-    "run_through",
-    "saved_bytes",
-    "share_writer",
-    "state_bytes",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -12,34 +12,14 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.distributed.sync.buckets import Wire, note_sent
-    from rlhf_host.distributed.sync.remote import TRAINER, RemoteSync, ask, wire_types
-    from rlhf_host.distributed.vllm.startup import ends_of
-    from rlhf_host.distributed.vllm.weights import check_complete, parameter_names
+    from rlhf_host.distributed.sync.buckets import Wire as Wire
+    from rlhf_host.distributed.sync.buckets import note_sent as note_sent
+    from rlhf_host.distributed.sync.remote import TRAINER as TRAINER
+    from rlhf_host.distributed.sync.remote import RemoteSync as RemoteSync
+    from rlhf_host.distributed.sync.remote import ask as ask
+    from rlhf_host.distributed.sync.remote import wire_types as wire_types
+    from rlhf_host.distributed.vllm.startup import ends_of as ends_of
+    from rlhf_host.distributed.vllm.weights import check_complete as check_complete
+    from rlhf_host.distributed.vllm.weights import parameter_names as parameter_names
 
-_HOME = {
-    "TRAINER": "sync.remote",
-    "RemoteSync": "sync.remote",
-    "Wire": "sync.buckets",
-    "ask": "sync.remote",
-    "check_complete": "vllm.weights",
-    "ends_of": "vllm.startup",
-    "note_sent": "sync.buckets",
-    "parameter_names": "vllm.weights",
-    "wire_types": "sync.remote",
-}
-"""Name → its module in this folder, imported when the name is first asked for."""
-
-__all__ = [
-    "TRAINER",
-    "RemoteSync",
-    "Wire",
-    "ask",
-    "check_complete",
-    "ends_of",
-    "note_sent",
-    "parameter_names",
-    "wire_types",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -11,26 +11,11 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.engines.loading import ModuleLoader, call_by_path, copy_weights
-    from rlhf_host.engines.requests import Request, check_request, end_tokens
+    from rlhf_host.engines.loading import ModuleLoader as ModuleLoader
+    from rlhf_host.engines.loading import call_by_path as call_by_path
+    from rlhf_host.engines.loading import copy_weights as copy_weights
+    from rlhf_host.engines.requests import Request as Request
+    from rlhf_host.engines.requests import check_request as check_request
+    from rlhf_host.engines.requests import end_tokens as end_tokens
 
-_HOME = {
-    "ModuleLoader": "loading",
-    "Request": "requests",
-    "call_by_path": "loading",
-    "check_request": "requests",
-    "copy_weights": "loading",
-    "end_tokens": "requests",
-}
-"""Name → its module in this package, imported when the name is first asked for."""
-
-__all__ = [
-    "ModuleLoader",
-    "Request",
-    "call_by_path",
-    "check_request",
-    "copy_weights",
-    "end_tokens",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

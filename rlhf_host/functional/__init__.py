@@ -4,75 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_host.functional.options import (
-    REFERENCE,
-    PolicyLossOptions,
-    PreferenceLossName,
-    PreferenceOptions,
-    SupervisedOptions,
-    policy_needs,
-    preference_needs,
-)
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.functional.kl import kl_estimate, kl_loss
-    from rlhf_host.functional.policy import importance_ratio, policy_loss, policy_losses
-    from rlhf_host.functional.preference import chosen_tokens, on_rows, pairs, preference_loss, preference_losses
-    from rlhf_host.functional.returns import discounted_sum, gae, value_loss, whiten
-    from rlhf_host.functional.statistics import (
-        group_mean,
-        group_normalize,
-        group_sizes,
-        leave_one_out,
-        masked_mean,
-        masked_sum,
-        on_actions,
-        suffix_sum,
-        turn_advantages,
-        with_siblings,
-    )
-    from rlhf_host.functional.supervised import supervised_loss
-    from rlhf_host.functional.twins import twin
+    from rlhf_host.functional.kl import kl_estimate as kl_estimate
+    from rlhf_host.functional.kl import kl_loss as kl_loss
+    from rlhf_host.functional.options import REFERENCE as REFERENCE
+    from rlhf_host.functional.options import PolicyLossOptions as PolicyLossOptions
+    from rlhf_host.functional.options import PreferenceLossName as PreferenceLossName
+    from rlhf_host.functional.options import PreferenceOptions as PreferenceOptions
+    from rlhf_host.functional.options import SupervisedOptions as SupervisedOptions
+    from rlhf_host.functional.options import policy_needs as policy_needs
+    from rlhf_host.functional.options import preference_needs as preference_needs
+    from rlhf_host.functional.policy import importance_ratio as importance_ratio
+    from rlhf_host.functional.policy import policy_loss as policy_loss
+    from rlhf_host.functional.policy import policy_losses as policy_losses
+    from rlhf_host.functional.preference import chosen_tokens as chosen_tokens
+    from rlhf_host.functional.preference import on_rows as on_rows
+    from rlhf_host.functional.preference import pairs as pairs
+    from rlhf_host.functional.preference import preference_loss as preference_loss
+    from rlhf_host.functional.preference import preference_losses as preference_losses
+    from rlhf_host.functional.returns import discounted_sum as discounted_sum
+    from rlhf_host.functional.returns import gae as gae
+    from rlhf_host.functional.returns import value_loss as value_loss
+    from rlhf_host.functional.returns import whiten as whiten
+    from rlhf_host.functional.statistics import group_mean as group_mean
+    from rlhf_host.functional.statistics import group_normalize as group_normalize
+    from rlhf_host.functional.statistics import group_sizes as group_sizes
+    from rlhf_host.functional.statistics import leave_one_out as leave_one_out
+    from rlhf_host.functional.statistics import masked_mean as masked_mean
+    from rlhf_host.functional.statistics import masked_sum as masked_sum
+    from rlhf_host.functional.statistics import on_actions as on_actions
+    from rlhf_host.functional.statistics import suffix_sum as suffix_sum
+    from rlhf_host.functional.statistics import turn_advantages as turn_advantages
+    from rlhf_host.functional.statistics import with_siblings as with_siblings
+    from rlhf_host.functional.supervised import supervised_loss as supervised_loss
+    from rlhf_host.functional.twins import twin as twin
 
-_HOME = {
-    "chosen_tokens": "preference",
-    "discounted_sum": "returns",
-    "gae": "returns",
-    "group_mean": "statistics",
-    "group_normalize": "statistics",
-    "group_sizes": "statistics",
-    "importance_ratio": "policy",
-    "kl_estimate": "kl",
-    "kl_loss": "kl",
-    "leave_one_out": "statistics",
-    "masked_mean": "statistics",
-    "masked_sum": "statistics",
-    "on_actions": "statistics",
-    "on_rows": "preference",
-    "pairs": "preference",
-    "policy_loss": "policy",
-    "policy_losses": "policy",
-    "preference_loss": "preference",
-    "preference_losses": "preference",
-    "suffix_sum": "statistics",
-    "supervised_loss": "supervised",
-    "turn_advantages": "statistics",
-    "twin": "twins",
-    "value_loss": "returns",
-    "whiten": "returns",
-    "with_siblings": "statistics",
-}
-
-__all__ = [
-    "REFERENCE",
-    "PolicyLossOptions",
-    "PreferenceLossName",
-    "PreferenceOptions",
-    "SupervisedOptions",
-    "policy_needs",
-    "preference_needs",
-    *_HOME,
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -12,37 +12,14 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.data.answer_reader import before_stop
-    from rlhf_host.data.chat import encode_prompts, render_prompt
-    from rlhf_host.data.codec import ChatCodec
-    from rlhf_host.records.metric_names import misnamed
-    from rlhf_host.records.sampling import misfit
-    from rlhf_host.rollouts.conversation import Call, Plan
-    from rlhf_host.rollouts.policy import EpisodePolicy
+    from rlhf_host.data.answer_reader import before_stop as before_stop
+    from rlhf_host.data.chat import encode_prompts as encode_prompts
+    from rlhf_host.data.chat import render_prompt as render_prompt
+    from rlhf_host.data.codec import ChatCodec as ChatCodec
+    from rlhf_host.records.metric_names import misnamed as misnamed
+    from rlhf_host.records.sampling import misfit as misfit
+    from rlhf_host.rollouts.conversation import Call as Call
+    from rlhf_host.rollouts.conversation import Plan as Plan
+    from rlhf_host.rollouts.policy import EpisodePolicy as EpisodePolicy
 
-_HOME = {
-    "Call": "rollouts.conversation",
-    "ChatCodec": "data.codec",
-    "EpisodePolicy": "rollouts.policy",
-    "Plan": "rollouts.conversation",
-    "before_stop": "data.answer_reader",
-    "encode_prompts": "data.chat",
-    "misfit": "records.sampling",
-    "misnamed": "records.metric_names",
-    "render_prompt": "data.chat",
-}
-"""Name → its module in ``rlhf_host``, imported when the name is first asked for."""
-
-__all__ = [
-    "Call",
-    "ChatCodec",
-    "EpisodePolicy",
-    "Plan",
-    "before_stop",
-    "encode_prompts",
-    "misfit",
-    "misnamed",
-    "render_prompt",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -12,44 +12,18 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.config.run_dir import named_run, require_run
-    from rlhf_host.data.processor import around_pictures
-    from rlhf_host.runs.directory import HEADLINES, RunDirectory, flat
-    from rlhf_host.runs.models import RunModel, at_step, model_steps, run_model, run_of
-    from rlhf_host.training.checkpoints import refuse_damaged
-    from rlhf_host.training.saved_rows import read_steps
+    from rlhf_host.config.run_dir import named_run as named_run
+    from rlhf_host.config.run_dir import require_run as require_run
+    from rlhf_host.data.processor import around_pictures as around_pictures
+    from rlhf_host.runs.directory import HEADLINES as HEADLINES
+    from rlhf_host.runs.directory import RunDirectory as RunDirectory
+    from rlhf_host.runs.directory import flat as flat
+    from rlhf_host.runs.models import RunModel as RunModel
+    from rlhf_host.runs.models import at_step as at_step
+    from rlhf_host.runs.models import model_steps as model_steps
+    from rlhf_host.runs.models import run_model as run_model
+    from rlhf_host.runs.models import run_of as run_of
+    from rlhf_host.training.checkpoints import refuse_damaged as refuse_damaged
+    from rlhf_host.training.saved_rows import read_steps as read_steps
 
-_HOME = {
-    "HEADLINES": "runs.directory",
-    "RunDirectory": "runs.directory",
-    "RunModel": "runs.models",
-    "around_pictures": "data.processor",
-    "at_step": "runs.models",
-    "flat": "runs.directory",
-    "model_steps": "runs.models",
-    "named_run": "config.run_dir",
-    "read_steps": "training.saved_rows",
-    "refuse_damaged": "training.checkpoints",
-    "require_run": "config.run_dir",
-    "run_model": "runs.models",
-    "run_of": "runs.models",
-}
-"""Name → its module in ``rlhf_host``, imported when the name is first asked for."""
-
-__all__ = [
-    "HEADLINES",
-    "RunDirectory",
-    "RunModel",
-    "around_pictures",
-    "at_step",
-    "flat",
-    "model_steps",
-    "named_run",
-    "read_steps",
-    "refuse_damaged",
-    "require_run",
-    "run_model",
-    "run_of",
-]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)

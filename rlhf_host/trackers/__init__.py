@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
-    from rlhf_host.trackers.records import has_samples, numbers, readable, reward_cell, sample_rows, sample_texts, spread
+    from rlhf_host.trackers.records import has_samples as has_samples
+    from rlhf_host.trackers.records import numbers as numbers
+    from rlhf_host.trackers.records import readable as readable
+    from rlhf_host.trackers.records import reward_cell as reward_cell
+    from rlhf_host.trackers.records import sample_rows as sample_rows
+    from rlhf_host.trackers.records import sample_texts as sample_texts
+    from rlhf_host.trackers.records import spread as spread
 
-_HOME = {
-    "has_samples": "trackers.records",
-    "numbers": "trackers.records",
-    "readable": "trackers.records",
-    "reward_cell": "trackers.records",
-    "sample_rows": "trackers.records",
-    "sample_texts": "trackers.records",
-    "spread": "trackers.records",
-}
-"""Name → its module in ``rlhf_host``, imported when the name is first asked for."""
-
-__all__ = ["has_samples", "numbers", "readable", "reward_cell", "sample_rows", "sample_texts", "spread"]
-
-__getattr__, __dir__ = lazily(__name__, {name: f"rlhf_host.{home}" for name, home in _HOME.items()})
+__getattr__, __dir__, __all__ = lazily(__name__)
