@@ -8,14 +8,13 @@ from typing import Any
 
 import click
 
-from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try
+from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try, plugin_spec
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import DataConfig, RunConfig
-from rlhf_host.config.tree import SINGLE
 from rlhf_host.errors import UserError, blaming
 from rlhf_host.plugins.discovery import unchosen
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.selection import find, imported
+from rlhf_host.plugins.selection import imported
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 ROWS = 8
@@ -43,10 +42,10 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""
         click.echo(f"{item.key}: {item.info.source}{weight}")
     for key in (key for key in (*KINDS, "sync") if key not in idle):
-        info = find(SINGLE[key], getattr(config, key).name)
+        info = plugin_spec(config, key).info
         click.echo(f"{info.kind}:{info.name}: {info.source}")
     for spec in kernels_to_try(config.kernels):
-        click.echo(f"kernels:{spec.name}: {spec.distribution} {spec.version}, tried at the start")
+        click.echo(f"kernels:{spec.name}: {spec.info.source}, tried at the start")
     for need in needs.roles:
         click.echo(f"role {need.name}: {_model(need, config, needs)}")
     tokenizer = load_tokenizer(config.roles["actor"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlhf_host.config.schema import PluginChoice, RunConfig
+from rlhf_host.config.tree import SINGLE
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo, discover
-from rlhf_host.plugins.libraries import require_libraries, traits_of
+from rlhf_host.plugins.libraries import traits_of
 from rlhf_host.plugins.recommended import recommended
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
@@ -36,16 +36,8 @@ class RunTraits:
 
     @classmethod
     def of(cls, config: RunConfig, known: Sequence[PluginInfo] | None = None) -> RunTraits:
-        """As ``of_plugins``. Raises ``PluginError`` for plugins and options that cannot be used, too."""
-        choices = [(find(kind, getattr(config, kind).name, known), getattr(config, kind)) for kind in KINDS]
-        return cls.of_plugins(*((info, build(info, choice.options)) for info, choice in choices))
-
-    @classmethod
-    def of_plugins(cls, *plugins: tuple[PluginInfo, Any]) -> RunTraits:
-        """Returns the traits of engine, backend and runtime. Raises ``PluginError`` for libraries that are missing."""
-        for info, plugin in plugins:
-            require_libraries(info, plugin)
-        return cls(*(plugin.traits for _, plugin in plugins))
+        """Raises ``PluginError`` for plugins and options that cannot be used, and for libraries that are missing."""
+        return cls(*(plugin_spec(config, kind, known).build(known).traits for kind in KINDS))
 
     @property
     def in_place(self) -> bool:
@@ -64,9 +56,15 @@ class RunTraits:
         return usual if not self.engine.syncs or usual in self.engine.syncs else self.engine.syncs[0]
 
 
+def plugin_spec(config: RunConfig, key: str, known: Sequence[PluginInfo] | None = None) -> PluginSpec:
+    """The plugin that is chosen under a key of ``tree.SINGLE``. Raises ``PluginError`` where there is none."""
+    choice: PluginChoice = getattr(config, key)
+    return PluginSpec.of(find(SINGLE[key], choice.name, known), choice.options)
+
+
 def weight_sync_plugin(config: RunConfig) -> WeightSyncPlugin:
     """Builds the chosen weight sync. Raises ``PluginError`` where it cannot be used."""
-    plugin: WeightSyncPlugin = PluginSpec.of(find("weight_sync", config.sync.name), config.sync.options).build()
+    plugin: WeightSyncPlugin = plugin_spec(config, "sync").build()
     return plugin
 
 
@@ -76,30 +74,31 @@ def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = No
     Raises:
         PluginError: the chosen ones cannot be used here. Of all that are installed (``auto``), those are left out.
     """
+    known = discover() if known is None else known
     if choice.name not in WORDS:
-        info = find("kernels", choice.name, known)
-        require_libraries(info, build(info, choice.options))
-        return [PluginSpec.of(info, choice.options)]
+        spec = PluginSpec.of(find("kernels", choice.name, known), choice.options)
+        spec.build(known)
+        return [spec]
     specs = []
-    for info in discover() if known is None else known:
-        if info.kind == "kernels" and choice.name == AUTO:
-            try:
-                require_libraries(info, build(info, {}))
-                specs.append(PluginSpec.of(info, {}))
-            except PluginError as error:
-                log.info("left out: %s", error)
+    for spec in [PluginSpec.of(info, {}) for info in known if info.kind == "kernels" and choice.name == AUTO]:
+        try:
+            spec.build(known)
+            specs.append(spec)
+        except PluginError as error:
+            log.info("left out: %s", error)
     return specs
 
 
-def swap_for_debugging(config: RunConfig, plugins: Mapping[str, tuple[PluginInfo, Any]]) -> list[str]:
+def swap_for_debugging(config: RunConfig, known: Sequence[PluginInfo]) -> list[str]:
     """Replace those of engine, backend and runtime whose code runs elsewhere by the default ones, and lengthen deadlines; in place.
 
     Returns:
         What was changed, for people.
     """
     lines = []
-    for kind, (info, plugin) in plugins.items():
-        if not traits_of(info, plugin).debug:
+    for kind in KINDS:
+        spec = plugin_spec(config, kind, known)
+        if not traits_of(spec.info, build(spec.info, spec.options)).debug:
             default = getattr(RunConfig(), kind)
             lines.append(
                 f"--debug: a debugger cannot follow {kind} {getattr(config, kind).name}; {default.name} is used instead"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -18,11 +18,12 @@ from rlhf_host.errors import PluginError, a, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.hints import of_option, of_place
-from rlhf_host.plugins.manager import HookFailed, Loaded, PluginManager
+from rlhf_host.plugins.manager import HookFailed, PluginManager
 from rlhf_host.plugins.options import check_options, options_model
 from rlhf_host.plugins.python_files import is_in_file
-from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up, make_object
-from rlhf_host.plugins.selection import find, is_object, load, make, parse_choice
+from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up
+from rlhf_host.plugins.selection import find, is_object, load, parse_choice
+from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs, RewardNeeds, RoleNeed
 
 log = logging.getLogger(__name__)
@@ -30,17 +31,6 @@ log = logging.getLogger(__name__)
 EVAL_REWARD = "eval_reward"
 
 NOTHING: PluginObjects = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """One choice of the configuration: ``kind`` is the manager's, ``group`` the kind it is found under."""
-
-    kind: str
-    group: str
-    alias: str
-    choice: PluginChoice
-    path: Path
 
 
 Use: TypeAlias = Literal["train", "evaluate", "rollout", "replay"]
@@ -57,53 +47,40 @@ SAMPLING = {name for name, rule in RULES.items() if rule.per == "agent"} | {"sco
 """Hooks for which an extension takes part in sampling without training."""
 
 
-def chosen(config: RunConfig, use: Use = "train") -> list[Chosen]:
-    """The run's plugins in the manager's order: agents, algorithm, rewards, extensions, trackers.
+ChosenPlugin: TypeAlias = tuple[str, str, PluginChoice, Path]
+"""Kind as the plugin manager has it, alias, choice, and the place of the choice."""
+
+
+def chosen(config: RunConfig, use: Use = "train") -> Iterator[ChosenPlugin]:
+    """Yields the run's plugins in the manager's order: agents, algorithm, rewards, extensions, trackers.
 
     Rewards of ``eval.reward`` have the kind ``eval_reward``. Training on saved trajectories plays and scores nothing.
     """
     keys = KEYS[use]
     if use == "train" and config.from_trajectories is not None:
         keys = tuple(key for key in keys if key not in ("agent", "agents", "reward"))
-    items: list[Chosen] = []
     for key in keys:
         if key in SINGLE:
-            items += _single(config, key)
-            continue
-        if not (use == "evaluate" and key == "reward" and config.eval.reward):
+            yield from chosen_at(config, key)
+        elif not (use == "evaluate" and key == "reward" and config.eval.reward):
             choices = config.extensions if key == "with" else getattr(config, key)
-            items += [Chosen(MANY[key], MANY[key], alias, choice, (key, alias)) for alias, choice in choices.items()]
+            yield from ((MANY[key], alias, choice, (key, alias)) for alias, choice in choices.items())
         if key == "reward" and use in ("train", "evaluate"):
-            for alias, choice in config.eval.reward.items():
-                items.append(Chosen(EVAL_REWARD, "reward", alias, choice, ("eval", "reward", alias)))
-    return items
+            evaluation = config.eval.reward.items()
+            yield from ((EVAL_REWARD, alias, choice, ("eval", "reward", alias)) for alias, choice in evaluation)
 
 
-def _single(config: RunConfig, key: str) -> list[Chosen]:
-    choice = getattr(config, key)
-    return [Chosen(SINGLE[key], SINGLE[key], parse_choice(choice.name)[0], choice, (key,))] if choice and choice.name else []
+def chosen_at(config: RunConfig, *keys: str) -> Iterator[ChosenPlugin]:
+    """Yields the plugins that are chosen under keys of ``SINGLE``."""
+    for key in keys:
+        choice: PluginChoice | None = getattr(config, key)
+        if choice is not None and choice.name:
+            yield SINGLE[key], parse_choice(choice.name)[0], choice, (key,)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A plugin that was found: its class, or a Python object, and its options."""
-
-    chosen: Chosen
-    info: PluginInfo
-    plugin: Any
-    options: BaseModel
-
-    def build(self) -> object:
-        """Raises ``PluginError`` as ``selection.make`` and ``make_object`` do."""
-        if is_object(self.chosen.choice.name):
-            return make_object(self.info, self.plugin, self.options)
-        return make(self.info, self.plugin, self.options, self.chosen.alias)
-
-    def load(self) -> Loaded:
-        """As the plugin manager has it."""
-        choice = self.chosen.choice
-        weight = choice.weight if isinstance(choice, RewardChoice) else 1.0
-        return Loaded(self.chosen.kind, self.chosen.alias, self.info, self.build(), weight, choice.options)
+def found_under(kind: str) -> str:
+    """Returns the kind that discovery has for one of the plugin manager's."""
+    return "reward" if kind == EVAL_REWARD else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +89,18 @@ class Resolved:
 
     config: RunConfig
     """Complete: with options and defaults of all plugins."""
-    choices: tuple[Choice, ...]
-    """In the manager's order."""
+    specs: tuple[PluginSpec, ...]
+    """Its plugins in the manager's order."""
     traits: RunTraits
     use: Use
 
     def plugins(self) -> PluginManager:
         """The run's plugins, built from their options. Raises ``PluginError`` for one that cannot be built."""
-        threads, loaded = not self.config.debug, [choice.load() for choice in self.choices]
-        manager = PluginManager(loaded, threads=threads)
+        threads = not self.config.debug
+        manager = PluginManager.from_specs(self.specs, threads=threads)
         if self.use == "rollout":  # the others would ask for models that nothing here uses
-            idle = {item for item in loaded if item.kind == "extension" and not SAMPLING & set(manager.hooks(item.key))}
-            manager = PluginManager([item for item in loaded if item not in idle], threads=threads)
+            used = [item for item in manager.loaded if item.kind != "extension" or SAMPLING & {*manager.hooks(item.key)}]
+            manager = PluginManager(used, threads=threads)
         return manager
 
 
@@ -145,36 +122,33 @@ def resolve(
     config, problems = config.model_copy(deep=True), Problems(origins)
     known = discover()
     finder = _Finder(known, objects, problems)
-    parts = {kind: finder.choose(*_single(config, kind)) for kind in KINDS}
+    finder.choose(chosen_at(config, *KINDS))
     if config.kernels.name not in WORDS:
-        finder.choose(*_single(config, "kernels"))
+        finder.choose(chosen_at(config, "kernels"))
     elif config.kernels.options:
         key = ("kernels", next(iter(config.kernels.options)))
         problems.add(key, f"only kernels chosen by name (--kernels NAME) take options, not '{config.kernels.name}'")
     traits = None
     if not problems.lines:
         with problems.at(""):
-            traits = _traits(config, parts, finder)
+            traits = _traits(config, finder)
     if use == "train":
-        finder.choose(*_single(config, "sync"))
-    choices = finder.choose(*chosen(config, use))
+        finder.choose(chosen_at(config, "sync"))
+    specs = finder.choose(chosen(config, use))
     _read_sources(config, finder)
     problems.refuse(PluginError)
     assert traits is not None
-    return Resolved(config, tuple(choices), traits, use)
+    return Resolved(config, tuple(specs), traits, use)
 
 
-def _traits(config: RunConfig, parts: dict[str, list[Choice]], finder: _Finder) -> RunTraits:
+def _traits(config: RunConfig, finder: _Finder) -> RunTraits:
     """Returns the traits of engine, backend and runtime, some swapped for debugging; chooses the sync that suits them."""
-    plugins = {kind: (choice.info, choice.build()) for kind, (choice,) in parts.items()}
-    swapped = swap_for_debugging(config, plugins) if config.debug else []
+    swapped = swap_for_debugging(config, finder.known) if config.debug else []
     for line in swapped:
         log.warning(line)
-    for kind in KINDS:
-        if getattr(config, kind).name != parts[kind][0].chosen.choice.name:
-            (choice,) = finder.choose(*_single(config, kind))
-            plugins[kind] = choice.info, choice.build()
-    traits = RunTraits.of_plugins(*plugins.values())
+    if swapped:
+        finder.choose(chosen_at(config, *KINDS))  # fills in the options of the others
+    traits = RunTraits.of(config, finder.known)
     if swapped and config.sync.name != traits.sync:
         config.sync = SyncChoice(name=traits.sync)
     config.sync.name = config.sync.name or traits.sync
@@ -203,26 +177,25 @@ class _Finder:
     def __init__(self, known: list[PluginInfo], objects: PluginObjects, problems: Problems):
         self.known, self.objects, self.problems = known, objects, problems
 
-    def choose(self, *items: Chosen) -> list[Choice]:
+    def choose(self, items: Iterable[ChosenPlugin]) -> list[PluginSpec]:
         """Those of the plugins that can be used."""
-        choices = []
-        for item in items:
-            with self.problems.at(item.path):
-                name = item.choice.name
-                if is_object(name):
-                    plugin = look_up(self.objects, item.group, name)
-                    info = describe(item.group, item.alias, plugin)
+        specs = []
+        for kind, alias, choice, path in items:
+            with self.problems.at(path):
+                group, given = found_under(kind), None
+                if is_object(choice.name):
+                    given = look_up(self.objects, group, choice.name)
+                    info, cls = describe(group, alias, given), given if isinstance(given, type) else object
                 else:
-                    info = find(item.group, name, self.known)
-                    plugin = load(info)
-                cls = plugin if isinstance(plugin, type) else object
-                parsed = self.read(info, cls, item.choice.options, item.alias, item.path)
-                if parsed is not None:
-                    choices.append(Choice(item, info, plugin, parsed))
-        return choices
+                    info = find(group, choice.name, self.known)
+                    cls = load(info)
+                if self.read(info, cls, choice.options, alias, path):
+                    weight = choice.weight if isinstance(choice, RewardChoice) else 1.0
+                    specs.append(PluginSpec(kind, alias, info, choice.options, weight, given))
+        return specs
 
-    def read(self, info: PluginInfo, cls: type, options: dict[str, Any], alias: str, path: Path) -> BaseModel | None:
-        """The options as the plugin's model; ``options`` get their types and defaults, in place."""
+    def read(self, info: PluginInfo, cls: type, options: dict[str, Any], alias: str, path: Path) -> bool:
+        """Fills in types and defaults of ``options``; returns False for options that do not fit."""
         model, problems = options_model(cls, info.kind), self.problems
 
         def hint(inside: tuple[str, ...], value: Any, near: str) -> str:
@@ -234,7 +207,7 @@ class _Finder:
         for key, field in fields_of(model).items():
             if isinstance(options.get(key), Alone) and not takes_bool(field.annotation):
                 problems.add((*path, key), "needs a value")
-                return None
+                return False
         values = coerce(model, dict(options))
         for notice in _repeated(options, values, path, problems):
             log.warning(notice)
@@ -246,7 +219,7 @@ class _Finder:
             filled = parsed.model_dump(mode="json")
             options.clear()
             options.update(filled if _same(model, filled, parsed) else values)
-        return parsed
+        return parsed is not None
 
 
 def _repeated(texts: Any, values: Any, path: Path, problems: Problems) -> Iterator[str]:

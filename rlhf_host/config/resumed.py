@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf_host.config.load import load_config
 from rlhf_host.config.problems import fail
-from rlhf_host.config.resolve import chosen
+from rlhf_host.config.resolve import chosen, found_under
 from rlhf_host.config.run_dir import CONFIG, PLUGINS, STATE, checkpoint_dirs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import PluginError
@@ -32,9 +32,9 @@ def require_plugins(run_dir: Path, config: RunConfig, kinds: Collection[str] = (
     """
     installed = {(info.kind, info.name) for info in discover()}
     names, paths = set(), set()
-    for item in chosen(config):
-        names.add((item.group, item.choice.name.rpartition(":")[2]))
-        paths |= {(item.group, item.alias, value) for value in item.choice.options.values() if isinstance(value, str)}
+    for kind, alias, choice, _ in chosen(config):
+        names.add((found_under(kind), choice.name.rpartition(":")[2]))
+        paths |= {(found_under(kind), alias, value) for value in choice.options.values() if isinstance(value, str)}
     path, lines = run_dir / PLUGINS, []
     for entry in json.loads(path.read_text()) if path.exists() else []:
         kind, name, home, version = (entry[key] for key in ("kind", "name", "distribution", "version"))

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ _THREADS = 64  # these hooks mostly wait: for environments, judges, sandboxes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """One selected plugin."""
+    """One plugin that is made, from a ``PluginSpec``."""
 
     kind: str
     alias: str
@@ -106,10 +106,11 @@ class PluginManager:
         self._refuse_rivals()
 
     @classmethod
-    def from_specs(cls, specs: Sequence[PluginSpec]) -> PluginManager:
-        """A worker's plugins. Raises ``PluginError`` for one that is not the controller's."""
+    def from_specs(cls, specs: Sequence[PluginSpec], *, threads: bool = True) -> PluginManager:
+        """Makes the plugins. Raises ``PluginError`` for one that cannot be made, or is not the controller's."""
         known = discover()
-        return cls([Loaded(s.kind, s.alias, s.locate(known), s.build(known), s.weight, s.options) for s in specs])
+        loaded = [Loaded(s.kind, s.alias, s.locate(known), s.build(known), s.weight, s.options) for s in specs]
+        return cls(loaded, threads=threads)
 
     def specs(self) -> list[PluginSpec]:
         """The plugins that implement or wrap a worker hook, in selection order, for other processes.
@@ -124,10 +125,7 @@ class PluginManager:
                     f"{item.kind} {item.alias!r} is a Python object, and workers in other processes find plugins by name: install"
                     " it as a plugin, or stay in this process"
                 )
-        return [
-            replace(PluginSpec.of(item.info, item.options), kind=item.kind, alias=item.alias, weight=item.weight)
-            for item in needed
-        ]
+        return [PluginSpec(item.kind, item.alias, item.info, item.options, item.weight) for item in needed]
 
     def names(self, hook: str, kind: str | None = None) -> list[str]:
         """Keys of the plugins that implement ``hook``, in selection order; those that only wrap it are not among them."""

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.reward_functions import FunctionReward
-from rlhf_host.plugins.selection import PYTHON, make, object_missing
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from rlhf_host.plugins.selection import PYTHON, make, object_missing, read_options
 
 PluginObjects: TypeAlias = Mapping[tuple[str, str], Any]
 """(kind, name) → an instance or class with hooks or, as a reward, a function."""
@@ -46,7 +43,7 @@ def has_hooks(plugin: Any) -> bool:
     return any(hasattr(inspect.getattr_static(plugin, name, None), f"{hookspecs.PROJECT}_impl") for name in names)
 
 
-def make_object(info: PluginInfo, plugin: Any, options: BaseModel) -> object:
+def make_object(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> object:
     """The plugin: an instance as it is, a class made from its options, a function as a reward.
 
     Raises:
@@ -56,7 +53,7 @@ def make_object(info: PluginInfo, plugin: Any, options: BaseModel) -> object:
     if isinstance(plugin, type):
         if not has_hooks(plugin):
             raise PluginError(f"{who}: the class marks no method with @hookimpl")
-        return make(info, plugin, options)
+        return make(info, plugin, read_options(info, plugin, options))
     if has_hooks(plugin):
         return plugin
     if info.kind == "reward" and callable(plugin):

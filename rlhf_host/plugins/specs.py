@@ -1,4 +1,4 @@
-"""Plugins as other processes hear of them: by entry-point name, distribution version and options; made anew over there."""
+"""Plugins that are chosen: enough to make them here, and anew in other processes, where the same version must be installed."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from rlhf_host import __version__
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import HOST, PROTOCOLS, PluginInfo
 from rlhf_host.plugins.libraries import require_libraries
+from rlhf_host.plugins.python_objects import make_object
 from rlhf_host.plugins.selection import build, find
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSpec:
-    """Enough to find, check and make one plugin anywhere."""
+    """One chosen plugin."""
 
     kind: str
-    """As the plugin manager calls it."""
-    group: str
-    """The kind it is found under."""
+    """As the plugin manager calls it; ``info.kind`` is the kind it is found under."""
     alias: str
-    name: str
-    distribution: str
-    version: str
-    options: dict[str, Any] = field(default_factory=dict)
+    info: PluginInfo
+    """As the controller found it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
+    given: Any = None
+    """The class or object itself, where it was given in Python: only this process has it."""
+
+    @property
+    def name(self) -> str:
+        return self.info.name
 
     @classmethod
     def of(cls, info: PluginInfo, options: Mapping[str, Any]) -> PluginSpec:
         """Returns the specification of a plugin that the plugin manager does not have: an engine, a backend, a runtime, kernels."""
-        return cls(info.kind, info.kind, info.name, info.name, info.distribution, info.version, dict(options))
+        return cls(info.kind, info.name, info, options)
 
     def locate(self, known: Sequence[PluginInfo] | None = None) -> PluginInfo:
         """The same plugin here.
@@ -40,18 +44,22 @@ class PluginSpec:
         Raises:
             PluginError: it is not installed here, or in another version; both are named.
         """
-        here = platform.node()
-        wanted = f"{self.group} {self.name!r}: the controller has {self.distribution} {self.version}"
+        if self.given is not None:
+            return self.info
+        here, theirs = platform.node(), self.info
+        wanted = f"{theirs.kind} {theirs.name!r}: the controller has {theirs.source}"
         try:
-            info = find(self.group, f"{self.distribution}:{self.name}", known)
+            info = find(theirs.kind, f"{theirs.distribution}:{theirs.name}", known)
         except PluginError as error:
             raise PluginError(f"{wanted}, and on {here} it cannot be used: {error}") from error
-        if info.version != self.version:
+        if info.version != theirs.version:
             raise PluginError(f"{wanted}, and {here} has {info.version}; install the same version on every node")
         return info
 
     def build(self, known: Sequence[PluginInfo] | None = None) -> Any:
         """The plugin, from its options. Raises ``PluginError`` for one that is not the controller's."""
+        if self.given is not None:
+            return make_object(self.info, self.given, self.options)
         info = self.locate(known)
         plugin = build(info, self.options, self.alias)
         if self.kind in PROTOCOLS:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.config.defaults import RunTraits, kernels_to_try, weight_sync_plugin
+from rlhf_host.config.defaults import RunTraits, kernels_to_try, plugin_spec, weight_sync_plugin
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.errors import UserError
@@ -17,7 +17,6 @@ from rlhf_host.models.loading import sizes, stop_tokens
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
-from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart, SyncTarget, WeightSource, WeightSyncStart
 from rlhf_host.records.episodes import Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
@@ -105,8 +104,8 @@ def runtime_start(
         adapter_rank=rank,
         roles=roles,
         needs=needs,
-        engine=PluginSpec.of(find("engine", config.engine.name), config.engine.options) if needs.samples else None,
-        backend=PluginSpec.of(find("backend", config.backend.name), config.backend.options),
+        engine=plugin_spec(config, "engine") if needs.samples else None,
+        backend=plugin_spec(config, "backend"),
         kernels=tuple(kernels_to_try(config.kernels)),
         hooks=manager,
         bring=_not_started,

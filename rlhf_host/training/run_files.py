@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host import __version__
-from rlhf_host.config.defaults import KINDS, kernels_to_try
+from rlhf_host.config.defaults import KINDS, kernels_to_try, plugin_spec
 from rlhf_host.config.run_dir import CONFIG, HOLDER, LOCK, PLUGINS, RUN, about_run, config_yaml
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.config.tree import SINGLE
 from rlhf_host.directories import remove, write_file
 from rlhf_host.plugins import requirements
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.selection import PYTHON, find
+from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.records.needs import Outcome
 
@@ -30,9 +29,7 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
         step: step of the checkpoint that the run resumes from.
     """
     plugins = [_plugin_entry(item) for item in manager.loaded]
-    sync = PluginSpec.of(find("weight_sync", config.sync.name), config.sync.options)
-    for spec in (sync, *kernels_to_try(config.kernels)):
-        plugins.append({key: getattr(spec, key) for key in ("kind", "alias", "name", "distribution", "version", "weight")})
+    plugins += [_plugin_entry(spec) for spec in (plugin_spec(config, "sync"), *kernels_to_try(config.kernels))]
     texts = {
         CONFIG: config_yaml(config),
         PLUGINS: json.dumps(plugins, indent=1) + "\n",
@@ -90,14 +87,14 @@ def remove_start(run_dir: Path, *, everything: bool) -> None:
 def _requirements(config: RunConfig, manager: PluginManager) -> str:
     """Returns the exact versions of the packages that the run uses."""
     plugins = [item.info for item in manager.loaded]
-    plugins += [find(SINGLE[key], getattr(config, key).name) for key in (*KINDS, "sync")]
-    plugins += [spec.locate() for spec in kernels_to_try(config.kernels)]
+    plugins += [plugin_spec(config, key).info for key in (*KINDS, "sync")]
+    plugins += [spec.info for spec in kernels_to_try(config.kernels)]
     used = {info.name for info in plugins} | sys.modules.keys()
     extras = [extra for extra in requirements.extras_of_host() if extra in used]
     return requirements.pinned([info.distribution for info in plugins], extras)
 
 
-def _plugin_entry(item: Loaded) -> dict[str, Any]:
+def _plugin_entry(item: Loaded | PluginSpec) -> dict[str, Any]:
     """Returns what is needed to reproduce the run: an installed plugin's distribution, or where a Python object was defined."""
     source: dict[str, Any] = {"distribution": item.info.distribution, "version": item.info.version}
     if item.info.distribution == PYTHON:

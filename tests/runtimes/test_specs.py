@@ -44,9 +44,9 @@ def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
 def test_another_version_over_there_is_an_error_that_names_both(config, reward_plugins, tmp_path, monkeypatch):
     spec = resolve(config).plugins().specs()[0]
     with pytest.raises(PluginError) as error:
-        PluginManager.from_specs([dataclasses.replace(spec, version="9.9")])
+        PluginManager.from_specs([dataclasses.replace(spec, info=dataclasses.replace(spec.info, version="9.9"))])
     assert str(error.value) == (
-        f"algo 'grpo': the controller has rlhf-plugin-grpo 9.9, and {platform.node()} has {spec.version};"
+        f"algo 'grpo': the controller has rlhf-plugin-grpo 9.9, and {platform.node()} has {spec.info.version};"
         " install the same version on every node"
     )
 
@@ -68,7 +68,7 @@ def test_a_plugin_upgraded_on_one_node_is_noticed(config, reward_plugins, tmp_pa
 def test_a_plugin_that_is_not_there_is_named_with_its_version(config):
     spec = PluginSpec.of(find("backend", "torch"), {})
     with pytest.raises(PluginError, match=r"backend 'nowhere': the controller has rlhf-host .*, and on .* it cannot be used"):
-        dataclasses.replace(spec, name="nowhere").build()
+        dataclasses.replace(spec, info=dataclasses.replace(spec.info, name="nowhere")).build()
 
 
 def test_another_host_is_refused_first():
