@@ -209,14 +209,8 @@ def train(
         UserError: settings or input cannot be used.
         RunError: the run had to stop.
     """
-    short = {"model": model, "lr": lr, "steps": steps, "batch_size": batch_size, "n": n, "max_new_tokens": max_new_tokens}
-    sections = {"rollout": rollout, "train": train, "checkpoint": checkpoint, "trajectories": trajectories, "eval": eval}
-    roles = {"actor": actor, "critic": critic, "reference": reference, "reward_model": reward_model, "teacher": teacher}
-    plugins = {"algo": algo, "reward": rewards, "with": extensions, "agent": agent, "tracker": trackers}
-    parts = {"engine": engine, "backend": backend, "runtime": runtime, "sync": sync, "kernels": kernels}
-    inputs = {"data": data, "eval.data": eval_data, "eval.reward": eval_rewards}
-    others = {"pipeline": pipeline, "run_dir": run_dir, "name": name, "seed": seed}
-    asked = Arguments({**plugins, **parts, **inputs, **sections, **roles, **others, **short}, settings)
+    named = {name: value for name, value in locals().items() if name not in ("config", "resume", "force", "settings")}
+    asked = Arguments(named, settings)
     if resume is not None:
         if not isinstance(resume, str | Path):
             raise UserError(f"resume is a run directory, not {type(resume).__name__}")
@@ -283,9 +277,9 @@ def evaluate(
     """
     if "eval_data" in settings:
         raise UserError("eval_data is an argument of train; evaluate takes the tasks as data")
-    judges = "reward" if checkpoint is None and config is None else "eval.reward"  # which a run or a file may have
+    judges = "rewards" if checkpoint is None and config is None else "eval_rewards"  # which a run or a file may have
     asked = Arguments(
-        {judges: rewards, "agent": agent, "model": model, "eval.data": data}, settings, _asked, {**SHORT, "n": "eval.n"}
+        {judges: rewards, "agent": agent, "model": model, "eval_data": data}, settings, _asked, {**SHORT, "n": "eval.n"}
     )
     if checkpoint is not None:
         if config is not None or model is not None:
@@ -333,8 +327,8 @@ def session(
         with run(config, needs=needs) as running:
             yield running
         return
-    plugins = {"reward": rewards, "with": extensions, "agent": agent}
-    asked = Arguments({**plugins, "model": model, "data": data}, settings)
+    named = {"model": model, "data": data, "rewards": rewards, "extensions": extensions, "agent": agent}
+    asked = Arguments(named, settings)
     with (
         speaking(),
         configured(asked, "rollout", config) as (ready, manager),

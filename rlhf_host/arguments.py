@@ -37,6 +37,8 @@ _WORDS = {
     "eval.data": "eval_data",
     "eval.reward": "eval_rewards",
 }
+_KEYS = {argument: key for key, argument in _WORDS.items()}
+"""An argument's name → the key that it sets, where another one."""
 _WORDS |= {long: name for name, long in SHORT.items()}
 """A flag's name → the argument's, where another one."""
 _SECTIONS = {*fields_of(RunConfig), *SHORTHANDS}
@@ -90,7 +92,7 @@ class Arguments:
     """Settings in the form of a file; Python objects among them are called ``python:NAME``.
 
     Args:
-        named: the parameters, by the key they set; ``None``: not given.
+        named: the parameters by name; ``None``: not given.
         settings: all other settings, by key or dotted key.
         known: arguments of an earlier run, for the objects that its settings name.
         short: short names of settings → their whole names.
@@ -107,7 +109,8 @@ class Arguments:
         self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
         self.new: set[tuple[str, str]] = set()
         tree: dict[str, Any] = {}
-        for path, value in [*((path, value) for path, value in named.items() if value is not None), *settings.items()]:
+        given = {_KEYS.get(name, name): value for name, value in named.items() if value is not None}
+        for path, value in [*given.items(), *settings.items()]:
             if value is None and Names().place(path)[1]:
                 continue
             _refuse_near_miss(path)

@@ -1,4 +1,4 @@
-"""Generates ``rlhf_host/keywords.py``: the sections of the settings as types of keyword arguments, for editors.
+"""Generates ``rlhf_host/keywords.pyi``: the sections of the settings as types of keyword arguments, for editors and type checkers.
 
     python scripts/keywords.py
 
@@ -18,10 +18,8 @@ from pydantic import BaseModel
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORTHANDS, fields_of
 
-FILE = Path(__file__).resolve().parent.parent / "rlhf_host/keywords.py"
+FILE = Path(__file__).resolve().parent.parent / "rlhf_host/keywords.pyi"
 HEAD = '''"""Sections of the settings, as types of arguments. Generated from ``config/schema.py`` by ``scripts/keywords.py``."""
-
-from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 '''

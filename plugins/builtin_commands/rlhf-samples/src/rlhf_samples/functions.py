@@ -49,8 +49,8 @@ def rollout(
         UserError: settings or input cannot be used.
         RunError: too many trajectories could not be judged.
     """
-    plugins = {"reward": rewards, "with": extensions, "agent": agent}
-    asked = Arguments({**plugins, "model": model, "data": data}, settings)
+    named = {"model": model, "data": data, "rewards": rewards, "extensions": extensions, "agent": agent}
+    asked = Arguments(named, settings)
     with configured(asked, "rollout", config) as (run, manager):
         check_rollout(run.config, manager)
         file = None if output is None else TrajectoryFile(Path(output))
@@ -95,7 +95,7 @@ def replay(
         UserError: settings or input cannot be used.
         RunError: a plugin returns something unusable.
     """
-    asked = Arguments({"algo": algo, "reward": rewards, "with": extensions, "model": model}, settings)
+    asked = Arguments({"algo": algo, "rewards": rewards, "extensions": extensions, "model": model}, settings)
     with configured(asked, "replay", config) as (run, manager):
         check_replay(run.config, manager)
         if isinstance(saved, str | Path):

@@ -1,9 +1,6 @@
 """Sections of the settings, as types of arguments. Generated from ``config/schema.py`` by ``scripts/keywords.py``."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypedDict
-
 
 class CheckpointSettings(TypedDict, total=False):
     every: int
@@ -12,7 +9,6 @@ class CheckpointSettings(TypedDict, total=False):
     best_mode: Literal["max", "min"]
     final: bool
     on_error: Literal["stop", "warn"]
-
 
 class DataSettings(TypedDict, total=False):
     sources: list[Any]
@@ -56,7 +52,6 @@ class DataSettings(TypedDict, total=False):
     shuffle: bool
     epochs: float
 
-
 class EvalSettings(TypedDict, total=False):
     data: DataSettings
     every: int
@@ -72,7 +67,6 @@ class EvalSettings(TypedDict, total=False):
     max_new_tokens: int | None
     seed: int
 
-
 class LoraSettings(TypedDict, total=False):
     rank: int
     alpha: int | None
@@ -81,11 +75,9 @@ class LoraSettings(TypedDict, total=False):
     init: Literal["default", "gaussian"]
     dropout: float
 
-
 class PipelineSettings(TypedDict, total=False):
     schedule: Literal["free", "fixed"]
     max_staleness: int | None
-
 
 class RoleSettings(TypedDict, total=False):
     model: str | None
@@ -113,7 +105,6 @@ class RoleSettings(TypedDict, total=False):
     adam_eps: float
     max_grad_norm: float
 
-
 class RolloutSettings(TypedDict, total=False):
     n: int
     temperature: float
@@ -136,7 +127,6 @@ class RolloutSettings(TypedDict, total=False):
     policy_port: int
     tool_format: str
 
-
 class TrainSettings(TypedDict, total=False):
     steps: int | None
     batch_size: int
@@ -148,7 +138,6 @@ class TrainSettings(TypedDict, total=False):
     shared_prefix: Literal["auto", "on", "off"]
     on_nonfinite: Literal["stop", "skip"]
     threads: int
-
 
 class TrajectoryLogSettings(TypedDict, total=False):
     every: int
