@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import MANY, NAMED, ROLES, SHORT, SHORTHANDS, SINGLE, Names, Path, annotation_at
@@ -42,33 +43,54 @@ def what_is_meant(
         chosen: key and name of the plugins that flags choose.
     """
     name = typed.replace("_", "-")
-    head, dot, rest = name.partition(".")
-    known, options = [*known_flags(), *control, *SHORT], [option for key, text in chosen for option in _options(key, text)]
-    heads = {key for key, _ in chosen if key in SINGLE}
-    if inside := [other for other in known if other.startswith(f"{name}.")]:
-        return f" is a section: set its keys, such as --{inside[0]}"
+    settings = [*known_flags(), *control, *SHORT]
+    if inside := next((flag for flag in settings if flag.startswith(f"{name}.")), None):
+        return f" is a section: set its keys, such as --{inside}"
+    options = [flag for key, text in chosen for flag in _option_flags(key, text)]
 
     def fits(flags: str) -> bool:
         """Returns False if some are options that a chosen plugin does not have."""
+        heads = {key for key, _ in chosen if key in SINGLE}
         words = [word.removeprefix("--") for word in flags.split() if word.startswith("--")]
         return all(word in options for word in words if word.partition(".")[0] in heads and "." in word)
 
-    dashed = name.replace(".", "-")
-    own = [other for other in options if dashed in (other.replace(".", "-"), other.rpartition(".")[2])]
-    same = [other for other in known if other.replace(".", "-") == dashed]
-    if hint := _or(own) or _or(same) + of_flag(typed, value, fits):
-        return f": no such flag{hint}"
-    if rest and annotation_at(path[:1]) is None and (option_flag := names.option_flag(head, rest)) is not None:
-        return f": no such flag; the options of {head!r} are set with {option_flag}"
+    def near() -> str:
+        return _or(closest(name, [*_like(name, value, path, names, settings), *options]))
+
+    def meant() -> str:
+        return of_last_part(typed.rpartition(".")[2], value, fits) or ("" if "." in name else of_plugin(name))
+
+    # A mistyped section is likelier than another project's name for one of its settings.
+    mistyped_head = "." in name and annotation_at(path[:1]) is None
+    ways = [
+        lambda: _or([flag for flag in options if _dashed(name) in (_dashed(flag), flag.rpartition(".")[2])]),
+        lambda: _or([flag for flag in settings if _dashed(flag) == _dashed(name)]) + of_flag(typed, value, fits),
+        lambda: _option_of_a_choice(name, names) if mistyped_head else "",
+        *((near, meant) if mistyped_head else (meant, near)),
+        of_nobody,
+    ]
+    return f": no such flag{next(filter(None, (way() for way in ways)), '')}"
+
+
+def _like(name: str, value: str | None, path: Path, names: Names, settings: list[str]) -> list[str]:
+    """Returns the flags among which a flag that does not exist may be found mistyped, those of plugins' options left out."""
+    head, dot, rest = name.partition(".")
+    if head == "roles" and len(path) > 2 and path[1] not in ROLES:
+        return [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
     if annotation_at(path[:1]) is None and (rest or value is None):  # a plugin's name, perhaps mistyped
         plugins = [plugin.replace("_", "-") for plugin in names.plugins]
-        known += [plugin + dot + rest for plugin in plugins if not rest or near_matches(head, [plugin])]
-    if head == "roles" and len(path) > 2 and path[1] not in ROLES:
-        known = [f"roles.{path[1]}.{key}".replace("_", "-") for key in RoleConfig.model_fields]
-    near = _or(closest(name, (*known, *options)))
-    known_head = not rest or annotation_at(path[:1]) is not None
-    hint = of_last_part(typed.rpartition(".")[2], value, fits) or ("" if rest else of_plugin(name))
-    return f": no such flag{(hint or near if known_head else near or hint) or of_nobody()}"
+        return [*settings, *(plugin + dot + rest for plugin in plugins if not rest or near_matches(head, [plugin]))]
+    return settings
+
+
+def _option_of_a_choice(name: str, names: Names) -> str:
+    plugin, _, option = name.partition(".")
+    flag = names.option_flag(plugin, option)
+    return f"; the options of {plugin!r} are set with {flag}" if flag is not None else ""
+
+
+def _dashed(flag: str) -> str:
+    return flag.replace(".", "-")
 
 
 def of_last_part(part: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:
@@ -83,17 +105,22 @@ def _or(flags: list[str]) -> str:
     return f"; did you mean {' or '.join(shown)}?" if shown else ""
 
 
-def _options(key: str, text: str) -> Iterator[str]:
-    """Flags of the options of a plugin that the flag ``key`` chooses, as far as these can be had."""
+def _options(kind: str, spec: str) -> list[Option] | None:
+    """The options of a plugin; ``None`` for one that cannot be imported."""
+    try:
+        return describe_options(options_model(load(find(kind, spec))))
+    except PluginError:
+        return None
+
+
+def _option_flags(key: str, text: str) -> Iterator[str]:
+    """Yields flags of the options of a plugin that the flag ``key`` chooses, as far as these can be had."""
     if (kind := SINGLE.get(key) or MANY.get(key)) is None:
         return
-    try:
+    with suppress(PluginError):
         alias, spec = ("", text) if key in SINGLE else parse_choice(text)
-        own = describe_options(options_model(load(find(kind, spec))))
-    except PluginError:
-        return
-    prefix = f"{key}.{alias}." if alias else f"{key}."
-    yield from ((prefix + option.name).replace("_", "-") for option in own)
+        for option in _options(kind, spec) or ():
+            yield ".".join(filter(None, (key, alias, option.name))).replace("_", "-")
 
 
 def of_plugin(name: str) -> str:
@@ -103,9 +130,8 @@ def of_plugin(name: str) -> str:
         own, key = info.name.replace("_", "-"), CHOICES.get(info.kind)
         if key is None or not f"{name}-".startswith(f"{own}-"):
             continue
-        try:
-            options = [] if info.kind == "preset" else describe_options(options_model(load(info)))
-        except PluginError:
+        options = [] if info.kind == "preset" else _options(info.kind, f"{info.distribution}:{info.name}")
+        if options is None:
             continue
         choice, option = f"--{key} {info.name}", name.removeprefix(f"{own}-")
         prefix = f"{choice} --{key}" if key in SINGLE else f"{choice} --{key}.{info.name}"
@@ -120,10 +146,6 @@ def of_plugin(name: str) -> str:
 
 def option_examples(plugin: str, flag: str) -> str:
     """``--kl.coef VALUE`` for each option that an extension or runtime must have, or for those that it may."""
-    kinds = Names().plugins
-    try:
-        options = describe_options(options_model(load(find(kinds[plugin], plugin))))
-    except PluginError:
-        options = []
+    options = _options(Names().plugins[plugin], plugin) or []
     shown = [option for option in options if option.default is None] or options
     return " or ".join(f"{flag}.{option.name.replace('_', '-')} VALUE" for option in shown[:3]) or f"{flag}.OPTION VALUE"

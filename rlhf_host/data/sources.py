@@ -161,7 +161,7 @@ class _SourceReader:
         """Returns a source's first ``limit`` tasks and a line about what was read."""
         rows = open_source(source, name, self.split, self.rows)
         if isinstance(rows, PluginInfo):
-            return self._of_plugin(rows, source, name, limit)
+            return self.plugin_tasks(rows, source, name, limit)
         reader = RowReader(self.data, source, name, rows)
         tasks = self._tokenised(self._judged(reader.read(limit), reader.bad, reader), reader.bad)
         if source.path in self.rows:
@@ -173,8 +173,8 @@ class _SourceReader:
         line = f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.bad.summary}"
         return tasks, line + _seen(tasks, reader)
 
-    def _of_plugin(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
-        """Returns the tasks of a plugin, which joins the run's others."""
+    def plugin_tasks(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
+        """Returns the tasks of a plugin, which joins the run's others, and a line about them."""
         if source.subset is not None or source.split is not None:
             raise UserError(f"{info.name} is a task plugin: subset and split are for directories and hub datasets")
         manager, kind = self.manager, "tasks" if self.split == "train" else "eval_tasks"
@@ -187,28 +187,26 @@ class _SourceReader:
             entries = manager.call(plugin.key, "load_tasks", split=self.split, seed=self.seed)
             return () if entries is None else entries
 
-        def tasks(entries: Iterable[Any]) -> Iterator[Task]:
-            with _blaming(info):
-                for index, item in enumerate(entries):
-                    yield _plugin_task(item, index, name, info)
-
-        items = load()
-        if isinstance(items, list | tuple) or limit is not None or self.split == "eval":
+        entries = load()
+        if isinstance(entries, list | tuple) or limit is not None or self.split == "eval":
             bad = BadRows(lambda index: f"{name}, task {index + 1}", stops=self.data.on_bad_row == "stop")
-            whole = self._tokenised(self._judged(list(islice(tasks(items), limit)), bad), bad)
-            return whole, f"{name}: {len(whole)} tasks from {info}{bad.summary}"
-        if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
+            tasks = list(islice(_plugin_tasks(entries, name, info), limit))
+            tasks = self._tokenised(self._judged(tasks, bad), bad)
+            return tasks, f"{name}: {len(tasks)} tasks from {info}{bad.summary}"
+        if hasattr(entries, "__len__") and hasattr(entries, "__getitem__"):
 
-            def task(index: int) -> Task:
+            def make(index: int) -> Task:
                 with _blaming(info):
-                    return self.prepare(_plugin_task(items[index], index, name, info))
+                    return self.prepare(_plugin_task(entries[index], index, name, info))
 
-            return IndexedTasks(len(items), task, self.fits), f"{name}: {len(items)} tasks from {info}, made as they are drawn"
+            line = f"{name}: {len(entries)} tasks from {info}, made as they are drawn"
+            return IndexedTasks(len(entries), make, self.fits), line
+
         keeps_place = plugin.key in manager.names("state_dict")
-        waiting = [] if keeps_place else [items]  # its own state may come from a checkpoint first
+        first = [] if keeps_place else [entries]  # its own state may come from a checkpoint first
 
         def begin() -> Iterator[Task]:
-            return map(self.prepare, tasks(waiting.pop() if waiting else load()))
+            return map(self.prepare, _plugin_tasks(first.pop() if first else load(), name, info))
 
         line = f"{name}: tasks from {info}, read in its own order as they are drawn"
         return ReadTasks(begin, self.fits, keeps_place=keeps_place), line
@@ -336,6 +334,12 @@ def _raise_or_count(task: Task, problem: str, bad: BadRows | None) -> None:
     if bad is None:
         raise UserError(f"{task.source}, task {task.index + 1}: {problem}")
     bad.add(task.index, Malformed(problem))
+
+
+def _plugin_tasks(entries: Iterable[Any], name: str, info: PluginInfo) -> Iterator[Task]:
+    with _blaming(info):
+        for index, item in enumerate(entries):
+            yield _plugin_task(item, index, name, info)
 
 
 def _plugin_task(item: Any, index: int, name: str, info: Any) -> Task:
