@@ -7,37 +7,30 @@ the command ``rlhf NAME OTHER``, where ``NAME`` is made by ``@click.group(cls=Co
 
 from __future__ import annotations
 
-from rlhf_host.cli.lazy import CommandGroup
-from rlhf_host.cli.main import main
-from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option, matching
-from rlhf_host.cli.plugins import wrap
-from rlhf_host.command import rlhf, tool
-from rlhf_host.directories import new_directory, write_file
-from rlhf_host.errors import asks_to_stop, first_line, near_matches, visible
-from rlhf_host.phases import phase
-from rlhf_host.plugins.child import ChildFailed, answers
-from rlhf_host.plugins.reach import unreachable
-from rlhf_host.scratch import Scratch
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ChildFailed",
-    "CommandGroup",
-    "Scratch",
-    "answers",
-    "asks_to_stop",
-    "complete_plugin",
-    "deadline_option",
-    "first_line",
-    "kind_option",
-    "main",
-    "matching",
-    "near_matches",
-    "new_directory",
-    "phase",
-    "rlhf",
-    "tool",
-    "unreachable",
-    "visible",
-    "wrap",
-    "write_file",
-]
+from rlhf_host.lazily import lazily
+
+if TYPE_CHECKING:
+    from rlhf_host.cli.lazy import CommandGroup as CommandGroup
+    from rlhf_host.cli.main import main as main
+    from rlhf_host.cli.plugin_names import complete_plugin as complete_plugin
+    from rlhf_host.cli.plugin_names import deadline_option as deadline_option
+    from rlhf_host.cli.plugin_names import kind_option as kind_option
+    from rlhf_host.cli.plugin_names import matching as matching
+    from rlhf_host.cli.plugins import wrap as wrap
+    from rlhf_host.command import rlhf as rlhf
+    from rlhf_host.command import tool as tool
+    from rlhf_host.directories import new_directory as new_directory
+    from rlhf_host.directories import write_file as write_file
+    from rlhf_host.errors import asks_to_stop as asks_to_stop
+    from rlhf_host.errors import first_line as first_line
+    from rlhf_host.errors import near_matches as near_matches
+    from rlhf_host.errors import visible as visible
+    from rlhf_host.phases import phase as phase
+    from rlhf_host.plugins.child import ChildFailed as ChildFailed
+    from rlhf_host.plugins.child import answers as answers
+    from rlhf_host.plugins.reach import unreachable as unreachable
+    from rlhf_host.scratch import Scratch as Scratch
+
+__getattr__, __dir__, __all__ = lazily(__name__)

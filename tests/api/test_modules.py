@@ -14,13 +14,16 @@ from rlhf_host import testing
 MODULES = (
     "rlhf_host",
     "rlhf_host.backends",
+    "rlhf_host.commands",
     "rlhf_host.distributed",
     "rlhf_host.engines",
+    "rlhf_host.functional",
     "rlhf_host.installed",
     "rlhf_host.internals",
     "rlhf_host.models",
     "rlhf_host.rollouts",
     "rlhf_host.runs",
+    "rlhf_host.settings",
     "rlhf_host.trackers",
 )
 
