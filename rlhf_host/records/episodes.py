@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -104,10 +105,6 @@ class Segment:
     """Per token, in the distribution that it was sampled from (after temperature and truncation)."""
     versions: Sequence[int] | None = None
     """Per token, the weight version that sampled it."""
-    support: Any = None
-    """Provisional: no run fills or reads it yet. The kept sampling set of each token."""
-    routed_experts: Any = None
-    """Provisional: no run fills or reads it yet. Expert routing of each token."""
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Numbers per token that came with the data; they become ``batch.token_columns``."""
     images: Sequence[Picture] = ()
@@ -302,8 +299,6 @@ class Step:
 class Action:
     """The policy's last answer, passed to ``agent_step``. ``text`` and ``message`` are decoded when they are read."""
 
-    __slots__ = ("_decode", "_message", "_parse", "_text", "finish_reason", "token_ids")
-
     def __init__(
         self,
         text: str | None,
@@ -312,27 +307,20 @@ class Action:
         decode: Callable[[Sequence[int]], str] | None = None,
         parse: Callable[[], Reply] | None = None,
     ):
-        self._text = text
-        self._parse = parse
-        self._message: Reply | None = None
-        self.token_ids = token_ids
-        self.finish_reason = finish_reason
-        self._decode = decode
+        self.token_ids, self.finish_reason = token_ids, finish_reason
+        self._text, self._decode, self._parse = text, decode, parse
 
-    @property
+    @cached_property
     def text(self) -> str:
-        if self._text is None:
-            self._text = self._decode(self.token_ids) if self._decode else ""
-        return self._text
+        decoded = self._decode(self.token_ids) if self._text is None and self._decode else self._text
+        return decoded or ""
 
-    @property
+    @cached_property
     def message(self) -> Reply:
         """The answer as a message: its content, reasoning and tool calls. Raises ``ValueError`` outside a run."""
-        if self._message is None:
-            if self._parse is None:
-                raise ValueError("this action has no parser: messages are read inside a run")
-            self._message = self._parse()
-        return self._message
+        if self._parse is None:
+            raise ValueError("this action has no parser: messages are read inside a run")
+        return self._parse()
 
 
 FAILED = "failed: "
