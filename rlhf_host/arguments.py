@@ -17,7 +17,7 @@ from rlhf_host.config.resolve import Resolved, Use, resolve
 from rlhf_host.config.resumed import require_plugins
 from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.config.tree import MANY, SHORT, SHORTHANDS, SINGLE, Names, fields_of
-from rlhf_host.config.yaml_file import Located
+from rlhf_host.config.yaml_file import located_by_path
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
 from rlhf_host.errors import RunError, UserError, near_matches
@@ -128,7 +128,7 @@ class Arguments:
         for section, key in [*((tree, key) for key in MANY), (tree.get("eval", {}), "reward")]:
             if key in section:
                 section[key] = self._choices(MANY[key], section[key])
-        self.settings = _located(tree, ())
+        self.settings = located_by_path(tree)
 
     def _checked(self, path: str, value: Any) -> Any:
         if path == "actor.model" and not isinstance(value, str | Path):
@@ -210,16 +210,6 @@ def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> Non
             raise UserError(f"{path}{key} is given twice{other}")
         else:
             tree[key] = value
-
-
-def _located(value: Any, path: tuple[str, ...]) -> Located:
-    """Returns settings as a file's tree has them; their places are dotted names."""
-    where = ".".join(path)
-    if isinstance(value, Mapping):
-        return Located({str(key): _located(item, (*path, str(key))) for key, item in value.items()}, where)
-    if isinstance(value, list | tuple):
-        return Located([_located(item, path) for item in value], where)
-    return Located(str(value) if isinstance(value, Path) else value, where)
 
 
 def _name_of(kind: str, value: Any) -> str:

@@ -81,6 +81,14 @@ class CommandLine:
     def value(self, name: str, default: str | None = None) -> str | None:
         return self.own.get(name, [default])[0]
 
+    def number(self, name: str, default: str | None, meaning: str, least: int = 0) -> int | None:
+        """The flag's whole number. Raises ``UserError``, which says its ``meaning``, for another value."""
+        if (text := self.value(name, default)) is None:
+            return None
+        if not text.isdecimal() or int(text) < least:
+            raise UserError(f"--{name} {text}: {meaning}")
+        return int(text)
+
     @property
     def configs(self) -> list[str]:
         """Names behind ``--config``."""

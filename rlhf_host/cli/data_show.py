@@ -45,16 +45,14 @@ def show(line: CommandLine) -> None:
     """Show how a file is read: its format, lengths, and rows with their trained tokens."""
     if line.file is None:
         raise UserError("no file is given: rlhf data show FILE --actor.model DIR")
-    count = line.value("rows", "3") or ""
-    if not count.isdecimal():
-        raise UserError(f"--rows {count}: how many rows to show, as a whole number")
+    count = line.number("rows", "3", "how many rows to show, as a whole number") or 0
     config = line.read(quickstart=False).config
     actor = config.roles["actor"]
     if not actor.model:
         raise UserError("no model is given: add --actor.model DIR, whose tokenizer and chat template say what a row becomes")
     phase("Loading the tokenizer")
     data = config.data.model_copy(update={"sources": [DataSource(path=line.file)]})
-    for text in _shown(data, actor, int(count)):
+    for text in _shown(data, actor, count):
         click.echo(text)
 
 

@@ -16,7 +16,7 @@ from rlhf_host.errors import PluginError, UserError, closest, near_matches
 from rlhf_host.plugins.about import about, help_group
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import PluginInfo, discover, normalised
-from rlhf_host.plugins.hints import of_command, of_nobody
+from rlhf_host.plugins.hints import UnknownName, of_nobody, of_packages
 from rlhf_host.plugins.selection import find, load_command
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class CommandGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         known = ctx.resilient_parsing or not args or args[0].startswith("-")  # the first is how completion asks
         if not known and self.get_command(ctx, args[0]) is None:
-            hint = self.where(args[0]) or of_command(self.prefix + args[0]) or self.hint(args[0])
+            hint = self.where(args[0]) or of_packages(UnknownName("command", self.prefix + args[0])) or self.hint(args[0])
             hint = hint or self.near(args[0], ctx)
             raise UserError(f"no command {args[0]!r}{hint or f'; {ctx.command_path} --help lists them{of_nobody()}'}")
         name, command, rest = super().resolve_command(ctx, args)

@@ -6,15 +6,13 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
-
 from rlhf_host.config.check_ahead import ahead_refusals, decide_old_logprobs
 from rlhf_host.config.defaults import refusals
 from rlhf_host.config.oddities import oddities, updates_text
 from rlhf_host.config.problems import fail
 from rlhf_host.config.resolve import EVAL_REWARD, Resolved
 from rlhf_host.config.schema import EvalConfig, LoraOptions, RoleConfig, RunConfig
-from rlhf_host.config.tree import ROLES, Names, role_flag
+from rlhf_host.config.tree import ROLES, Names, annotation_at, role_flag
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
@@ -336,14 +334,7 @@ def _forbidden(config: RunConfig, manager: PluginManager) -> Iterator[str]:
 
 def _others(setting: str, value: str) -> str:
     """Returns what else a setting of the host may be, if that is a few words."""
-    model: Any = RunConfig
-    *sections, last = setting.split(".")
-    for section in sections:
-        field = model.model_fields.get(section)
-        model = field.annotation if field is not None else None
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return ""
-    annotation = model.model_fields[last].annotation if last in model.model_fields else None
+    annotation = annotation_at(tuple(setting.split(".")))
     words = get_args(annotation) if get_origin(annotation) is Literal else ()
     return " or ".join(word for word in words if word not in (value, "auto"))
 

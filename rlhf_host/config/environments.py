@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from rlhf_host.config.tree import TASKS
-from rlhf_host.config.yaml_file import Located, located
+from rlhf_host.config.yaml_file import Located, located_by_path
 from rlhf_host.errors import UserError, a
 from rlhf_host.plugins.python_files import import_file
 from rlhf_host.plugins.spellings import ENVIRONMENT, spellings, written_out
@@ -40,7 +40,7 @@ def environment_layer(file: Path, where: str) -> Located:
         tree["reward"] = _over(rewards, tree.get("reward", {}))
     if agent := _agent(module, file, where):
         tree["agent"] = _over(agent, tree.get("agent", {}))
-    return _placed(tree, where, "")
+    return located_by_path(tree, where)
 
 
 def _over(below: Any, above: Any) -> Any:
@@ -48,14 +48,6 @@ def _over(below: Any, above: Any) -> Any:
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
-
-
-def _placed(value: Any, where: str, path: str) -> Located:
-    """With the path of each setting, for messages."""
-    place = f"{where}: {path}" if path else where
-    if not isinstance(value, dict):
-        return located(value, place)
-    return Located({key: _placed(item, where, f"{path}.{key}" if path else str(key)) for key, item in value.items()}, place)
 
 
 def _data(module: ModuleType, file: Path, where: str) -> dict[str, Any]:

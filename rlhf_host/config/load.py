@@ -18,7 +18,7 @@ from rlhf_host.config.schema import RunConfig, defaults
 from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, annotation_at, fields_of, section_model
 from rlhf_host.config.yaml_file import Located, located, plain, read_yaml
 from rlhf_host.errors import near_matches
-from rlhf_host.plugins.hints import of_flag, of_nobody, of_place, of_section
+from rlhf_host.plugins.hints import UnknownName, of_flag, of_nobody, of_packages, of_place
 from rlhf_host.plugins.options import sentence
 
 QUICKSTART = "quickstart"
@@ -130,7 +130,8 @@ def _add_misfits(problems: Problems, error: ValidationError, control: Collection
             key, dotted = str(path[-1]), ".".join(map(str, path))
             hint = f"; it is a flag alone: --{key}" if dotted in control else of_flag(dotted) or of_last_part(key)
             hint = hint or ("" if path[:-1] else of_plugin(key.replace("_", "-")))
-            problem = f"no such key{hint or near_matches(key, _known(path[:-1])) or of_section(dotted) or of_nobody()}"
+            hint = hint or near_matches(key, _known(path[:-1])) or of_packages(UnknownName("section", dotted)) or of_nobody()
+            problem = f"no such key{hint}"
         problems.add(path, problem)
 
 

@@ -9,7 +9,7 @@ from rlhf_host.config.recipes import recipe_settings, recipes
 from rlhf_host.config.yaml_file import Located, read_yaml
 from rlhf_host.errors import PluginError, UserError, a, near_matches
 from rlhf_host.plugins.catalogue import offered
-from rlhf_host.plugins.discovery import discover, preset_file
+from rlhf_host.plugins.discovery import PluginInfo, discover, preset_file
 from rlhf_host.plugins.selection import find
 
 SORTS = {"environment": "preset", "preset": "preset", "recipe": "recipe"}
@@ -54,29 +54,32 @@ def meant(text: str) -> tuple[str, str]:
         return SORTS[kind], name
     if "/" in text or text.endswith(ENDINGS):
         return "file", text
-    presets = [info for info in discover(disabled=True) if info.kind == "preset"]
-    is_preset = any(info.goes_by(text) for info in presets)
-    here = {"preset": is_preset, "recipe": text in recipes(), "file": Path(text).is_file()}
-    found = [kind for kind, is_here in here.items() if is_here]
+    found = [*_kinds(text), *(["file"] if Path(text).is_file() else [])]
     if len(found) > 1:
         ways = " or ".join(f"--config ./{text}" if kind == "file" else f"--config {kind}:{text}" for kind in found)
         raise UserError(f"--config {text}: a {' and a '.join(found)} are called so: write {ways}")
     if not found and text not in offered().get("preset", {}):
-        near = near_matches(text, [*(info.name for info in presets), *recipes()])
+        near = near_matches(text, [*(info.name for info in _presets()), *recipes()])
         known = near or f"; recipes are {', '.join(recipes())}, and rlhf plugins --kind preset lists presets"
         raise UserError(f"--config {text}: no file, preset, recipe or environment is called so{known}")
     return (found or ["preset"])[0], text
 
 
+def _presets() -> list[PluginInfo]:
+    return [info for info in discover(disabled=True) if info.kind == "preset"]
+
+
+def _kinds(name: str) -> list[str]:
+    """Returns which of preset and recipe are called so."""
+    preset, recipe = any(info.goes_by(name) for info in _presets()), name in recipes()
+    return ["preset"] * preset + ["recipe"] * recipe
+
+
 def _other_sort(kind: str, name: str) -> str:
     """Returns what a name is that is not of this kind, and what to write; empty where it is, or nothing is called so."""
-    presets = [info for info in discover(disabled=True) if info.kind == "preset"]
-    here = {"preset": any(info.goes_by(name) for info in presets), "recipe": name in recipes()}
-    if here.get(kind):
-        return ""
-    sort = next((sort for sort, is_here in here.items() if is_here), None)
-    if sort is not None:
-        return f"{name!r} is {a(sort)}: --config {sort}:{name}"
+    kinds = _kinds(name)
+    if kinds:
+        return "" if kind in kinds else f"{name!r} is {a(kinds[0])}: --config {kinds[0]}:{name}"
     files = (
         file for file in (name, *(f"{name}{ending}" for ending in ENDINGS)) if file.endswith(ENDINGS) and Path(file).is_file()
     )

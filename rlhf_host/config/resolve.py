@@ -17,11 +17,11 @@ from rlhf_host.config.tree import DATA, MANY, SINGLE, fields_of
 from rlhf_host.errors import PluginError, a, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo, discover
-from rlhf_host.plugins.hints import of_option, of_place
+from rlhf_host.plugins.hints import UnknownName, of_packages, of_place
 from rlhf_host.plugins.manager import HookFailed, PluginManager
 from rlhf_host.plugins.options import check_options, options_model
 from rlhf_host.plugins.python_files import is_in_file
-from rlhf_host.plugins.python_objects import PluginObjects, describe, look_up
+from rlhf_host.plugins.python_objects import PluginObjects, describe
 from rlhf_host.plugins.selection import find, is_object, load, parse_choice
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs, RewardNeeds, RoleNeed
@@ -182,13 +182,13 @@ class _Finder:
         specs = []
         for kind, alias, choice, path in items:
             with self.problems.at(path):
-                group, given = found_under(kind), None
-                if is_object(choice.name):
-                    given = look_up(self.objects, group, choice.name)
-                    info, cls = describe(group, alias, given), given if isinstance(given, type) else object
-                else:
+                group = found_under(kind)
+                given = self.objects.get((group, choice.name.partition(":")[2])) if is_object(choice.name) else None
+                if given is None:
                     info = find(group, choice.name, self.known)
                     cls = load(info)
+                else:
+                    info, cls = describe(group, alias, given), given if isinstance(given, type) else object
                 if self.read(info, cls, choice.options, alias, path):
                     weight = choice.weight if isinstance(choice, RewardChoice) else 1.0
                     specs.append(PluginSpec(kind, alias, info, choice.options, weight, given))
@@ -202,7 +202,7 @@ class _Finder:
             if inside == ("options",):
                 return "; write its options beside its name, without 'options:'"
             place = problems.where((*path, *inside))
-            return of_place(place, value) or near or (of_option(place) if _samples(cls) else "")
+            return of_place(place, value) or near or (of_packages(UnknownName("option", place)) if _samples(cls) else "")
 
         for key, field in fields_of(model).items():
             if isinstance(options.get(key), Alone) and not takes_bool(field.annotation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,17 @@ def located(value: Any, where: str) -> Located:
     if isinstance(value, dict):
         return Located({str(key): located(item, where) for key, item in value.items()}, where)
     return Located([located(item, where) for item in value] if isinstance(value, list | tuple) else value, where)
+
+
+def located_by_path(value: Any, where: str = "", path: str = "") -> Located:
+    """The same; the place of each value is its dotted path, after ``where`` if that is given."""
+    place = ": ".join(filter(None, (where, path)))
+    if isinstance(value, Mapping):
+        items = {str(key): located_by_path(item, where, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
+        return Located(items, place)
+    if isinstance(value, list | tuple):
+        return Located([located_by_path(item, where, path) for item in value], place)
+    return Located(str(value) if isinstance(value, Path) else value, place)
 
 
 def plain(tree: Any) -> Any:

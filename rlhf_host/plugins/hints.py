@@ -35,7 +35,7 @@ class UnknownName:
 
 def of_flag(name: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:
     """Returns a hint for a flag or a key, ``; ...``, or nothing; ``fits`` as in ``UnknownName``."""
-    return _of_packages(UnknownName("flag", name.lstrip("-+"), value, fits))
+    return of_packages(UnknownName("flag", name.lstrip("-+"), value, fits))
 
 
 def of_place(place: str, value: object) -> str:
@@ -43,26 +43,6 @@ def of_place(place: str, value: object) -> str:
     while isinstance(value, dict):
         value = next(iter(value.values()), None)
     return of_flag(place.rpartition(": ")[2], value)
-
-
-def of_option(name: str) -> str:
-    """The same for an option that a plugin does not have, ``algo.beta``."""
-    return _of_packages(UnknownName("option", name))
-
-
-def of_section(name: str) -> str:
-    """The same for a section of a file."""
-    return _of_packages(UnknownName("section", name))
-
-
-def of_choice(name: str) -> str:
-    """The same for what somebody chooses: ``gae``."""
-    return _of_packages(UnknownName("choice", name))
-
-
-def of_command(name: str) -> str:
-    """The same for a command, ``plugins.ls``."""
-    return _of_packages(UnknownName("command", name))
 
 
 def of_nobody(what: str = "names of other projects are explained", kind: Literal["hint", "reward_form"] = "hint") -> str:
@@ -74,8 +54,9 @@ def of_nobody(what: str = "names of other projects are explained", kind: Literal
     return f"; {what} after {offer.line}" if offer else ""
 
 
-def _of_packages(unknown: UnknownName) -> str:
-    """Returns the first answer. A package that fails gives none: the message about the name is worth more than its hint."""
+def of_packages(unknown: UnknownName) -> str:
+    """Returns the first answer, ``; ...``, or nothing. A package that fails gives none: the message about the name is worth more
+    than its hint."""
     from rlhf_host.plugins.selection import imported  # which asks for hints itself
 
     for info in unchosen("hint"):

@@ -14,19 +14,10 @@ from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.reward_functions import FunctionReward
-from rlhf_host.plugins.selection import PYTHON, make, object_missing, read_options
+from rlhf_host.plugins.selection import PYTHON, make, read_options
 
 PluginObjects: TypeAlias = Mapping[tuple[str, str], Any]
 """(kind, name) → an instance or class with hooks or, as a reward, a function."""
-
-
-def look_up(objects: PluginObjects, kind: str, spec: str) -> Any:
-    """Returns what was given under ``spec``. Raises ``PluginError`` where nothing was."""
-    name = spec.partition(":")[2]
-    try:
-        return objects[kind, name]
-    except KeyError:
-        raise PluginError(object_missing(kind, spec)) from None
 
 
 def describe(kind: str, name: str, plugin: Any) -> PluginInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import unchosen
 from rlhf_host.plugins.hints import of_nobody
 from rlhf_host.plugins.selection import imported
-from rlhf_host.plugins.threads import await_all
+from rlhf_host.plugins.threads import then, together
 from rlhf_host.protocols.reward_forms import RewardForm
 from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
 from rlhf_host.records.metric_names import MetricNames
@@ -78,13 +78,9 @@ class FunctionReward:
     @hookimpl
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
         if self.form is not None:
-            rewards = self.form.score(trajectories, context)
-            return self._later(rewards) if inspect.isawaitable(rewards) else list(map(self._renamed, rewards))
+            return then(self.form.score(trajectories, context), lambda rewards: list(map(self._renamed, rewards)))
         values = [self._call(trajectory, context) for trajectory in trajectories]
-        return _gathered(values) if any(map(inspect.isawaitable, values)) else list(map(as_reward, values))
-
-    async def _later(self, rewards: Awaitable[Any]) -> Any:
-        return list(map(self._renamed, await rewards))
+        return then(together(values), lambda answers: list(map(as_reward, answers)))
 
     def _renamed(self, reward: Any) -> Any:
         """Puts the reward's name in front of metrics of another project, such as ``entropy``, so that none is the host's own."""
@@ -152,10 +148,6 @@ def reward_arguments(function: Callable[..., Any], name: str) -> list[tuple[str 
 
 def with_default(function: Callable[..., Any]) -> set[str | None]:
     return {p.name for p in inspect.signature(function).parameters.values() if p.default is not p.empty}
-
-
-async def _gathered(values: Sequence[Any]) -> list[Any]:
-    return list(map(as_reward, await await_all(values)))
 
 
 def as_reward(value: Any) -> Any:

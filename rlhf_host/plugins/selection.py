@@ -6,13 +6,12 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, in_one_line, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
-from rlhf_host.plugins.hints import of_choice
+from rlhf_host.plugins.hints import UnknownName, of_packages
 from rlhf_host.plugins.python_files import describe_class, import_file, is_in_file
 from rlhf_host.plugins.spellings import other_kinds, schemes
 
@@ -152,19 +151,16 @@ def imported(info: PluginInfo) -> Any:
         raise PluginError(f"{info}: {info.problem}")
     if not info.module or not info.attribute:
         raise PluginError(f"{info}: {info.problem}")
+    value: Any
     if is_in_file(info.value):
-        return _attribute(info, import_file(info.module, str(info)))
-    try:
-        module = importlib.import_module(info.module)
-    except BaseException as error:
-        if asks_to_stop(error):
-            raise
-        raise PluginError(f"{info}: importing {info.module} failed: {in_one_line(error)}") from error
-    return _attribute(info, module)
-
-
-def _attribute(info: PluginInfo, module: ModuleType) -> Any:
-    value: Any = module
+        value = import_file(info.module, str(info))
+    else:
+        try:
+            value = importlib.import_module(info.module)
+        except BaseException as error:
+            if asks_to_stop(error):
+                raise
+            raise PluginError(f"{info}: importing {info.module} failed: {in_one_line(error)}") from error
     for part in info.attribute.split("."):
         try:
             value = getattr(value, part)
@@ -248,5 +244,7 @@ def _not_found(kind: str, name: str, known: Sequence[PluginInfo], any_kind: bool
     if others:
         kinds = " and ".join(map(a, others))
         return f"{message}; {name!r} is the name of {kinds}"
-    near = of_choice(name) or near_matches(name, sorted({*installed, *(offers if not any_kind else ())}))
+    near = of_packages(UnknownName("choice", name)) or near_matches(
+        name, sorted({*installed, *(offers if not any_kind else ())})
+    )
     return message + (near or "; rlhf plugins lists what is installed")

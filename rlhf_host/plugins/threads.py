@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -78,13 +79,25 @@ class Threads:
                 self._open -= 1
 
 
-async def await_all(awaitables: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Return all results. ``sys.exit`` in one is an error like others: of a task it would end the event loop, whoever it serves."""
-    return await asyncio.gather(*map(_guarded, awaitables))
+def then(value: Any, go_on: Callable[[Any], Any]) -> Any:
+    """Returns ``go_on(value)``; where the value must be awaited, what gives that when it is awaited."""
+
+    async def later() -> Any:
+        return go_on(await value)
+
+    return later() if inspect.isawaitable(value) else go_on(value)
 
 
-async def _guarded(one: Awaitable[Any]) -> Any:
-    try:
-        return await one
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
+def together(values: Sequence[Any]) -> Any:
+    """Returns the values; where they must be awaited, what gives them when it is awaited, side by side."""
+
+    async def result(value: Awaitable[Any]) -> Any:
+        try:
+            return await value
+        except SystemExit as error:  # of a task it would end the event loop, whoever it serves
+            raise RuntimeError(f"SystemExit: {error}") from error
+
+    async def results() -> list[Any]:
+        return await asyncio.gather(*map(result, values))
+
+    return results() if any(map(inspect.isawaitable, values)) else values

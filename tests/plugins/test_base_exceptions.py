@@ -13,7 +13,7 @@ from rlhf_host.errors import PluginError, RunError, blaming
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
-from rlhf_host.plugins.options import NoOptions, parse_options
+from rlhf_host.plugins.options import parse_options
 from rlhf_host.plugins.python_objects import describe, make_object
 
 
@@ -95,7 +95,7 @@ def test_so_are_the_other_ways_into_a_plugin(error):
     with pytest.raises(RunError, match=message), blaming("engine mine", "start"):
         raise error("out\nof order")
     with pytest.raises(PluginError, match=f"building it failed: {error.__name__}: out of order$"):
-        make_object(describe("extension", "mine", Made), Made, NoOptions())
+        make_object(describe("extension", "mine", Made), Made, {})
     if error is Boom:  # pydantic gives others as they are
         with pytest.raises(PluginError, match=r"checking its options raised Boom: out of order$"):
             parse_options(Refuses, {"size": 2}, "extension 'mine'")

@@ -9,7 +9,7 @@ import pytest
 from rlhf_host.config.load import load_config
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.discovery import discover, unchosen
-from rlhf_host.plugins.hints import of_choice, of_command, of_flag, of_nobody, of_option, of_place, of_section
+from rlhf_host.plugins.hints import UnknownName, of_flag, of_nobody, of_packages, of_place
 
 TELLS = """
 def hint(unknown):
@@ -29,11 +29,11 @@ def install(site, name, source):
         (lambda: of_flag("zz.a", "1", lambda flag: flag == "--algo.clip-eps"), "; flag zz.a 1 True"),
         (lambda: of_flag("zz.a", "1", lambda flag: False), "; flag zz.a 1 False"),
         (lambda: of_place("run.yaml:3: zz", {"a": {"b": 7}}), "; flag zz 7 True"),
-        (lambda: of_option("algo.zz"), "; option algo.zz None True"),
-        (lambda: of_section("zz"), "; section zz None True"),
-        (lambda: of_choice("zz"), "; choice zz None True"),
-        (lambda: of_choice("yy"), ""),
-        (lambda: of_command("data.zz"), "; command data.zz None True"),
+        (lambda: of_packages(UnknownName("option", "algo.zz")), "; option algo.zz None True"),
+        (lambda: of_packages(UnknownName("section", "zz")), "; section zz None True"),
+        (lambda: of_packages(UnknownName("choice", "zz")), "; choice zz None True"),
+        (lambda: of_packages(UnknownName("choice", "yy")), ""),
+        (lambda: of_packages(UnknownName("command", "data.zz")), "; command data.zz None True"),
         (lambda: of_flag("exp_name"), "; here it is --name NAME"),  # of the next package
     ],
 )
@@ -112,7 +112,7 @@ def test_it_can_be_left_out(here, monkeypatch):
     assert "cmd-tells" in [info.distribution for info in unchosen("hint")]
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "cmd-tells")
     assert "cmd-tells" not in [info.distribution for info in unchosen("hint")]
-    assert of_choice("zz") == ""
+    assert of_packages(UnknownName("choice", "zz")) == ""
 
 
 def test_it_is_no_plugin_that_anybody_chooses(here):

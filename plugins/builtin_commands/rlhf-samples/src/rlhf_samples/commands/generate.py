@@ -53,15 +53,13 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
     """Write the best of several answers to each prompt, to train on."""
     if "output" not in line.own:
         raise UserError("no file is given: add --output FILE.jsonl")
-    keep = line.value("keep") or "1"
-    if not keep.isdecimal():
-        raise UserError(f"--keep {keep}: should be a whole number, 0 for all answers")
+    keep = line.number("keep", "1", "should be a whole number, 0 for all answers") or 0
     loaded = line.read()
     run = resolve(loaded.config, loaded.origins, "rollout")
     config = run.config
     if not config.reward:
         raise UserError("nothing scores the answers: give --reward NAME (rlhf plugins --kind reward lists them)")
-    if int(keep) > config.rollout.n:
+    if keep > config.rollout.n:
         raise UserError(f"--keep {keep} is more than the {config.rollout.n} answers of a prompt: set --rollout.n {keep}")
     with closing(run.plugins()) as manager:
         check_rollout(config, manager)
@@ -70,7 +68,7 @@ def generate(ctx: click.Context, line: CommandLine) -> None:
         from rlhf_samples.sampled import answer_all
 
         settings = config.model_dump(mode="json", exclude={"run_dir", "tracker", "debug"})
-        answers = BestAnswers(Path(line.value("output") or ""), {"config": settings, "keep": int(keep)}, int(keep))
+        answers = BestAnswers(Path(line.value("output") or ""), {"config": settings, "keep": keep}, keep)
 
         def take_in(prompts: int, whole: int, collected: Collected) -> None:
             answers.add(prompts, collected.groups)

@@ -48,7 +48,8 @@ def replay(line: CommandLine) -> None:
     """Score saved trajectories again with other plugins; show what changes."""
     if line.file is None:
         raise UserError("no file is given: rlhf replay FILE --reward NAME --algo NAME")
-    count, output = _count(line.value("rows", "20")), line.value("output")
+    count = line.number("rows", "20", "how many trajectories to show, as a whole number; 0: all")
+    output = line.value("output")
     loaded = line.read(quickstart=False)
     resolved = resolve(loaded.config, loaded.origins, "replay")
     config = resolved.config
@@ -77,17 +78,7 @@ def replay(line: CommandLine) -> None:
             click.echo(f"Written to {output}; train on it with {rlhf('train', '--from-trajectories', output)}")
 
 
-def _count(text: str | None) -> int:
-    try:
-        count = int(text or "")
-    except ValueError:
-        count = -1
-    if count < 0:
-        raise UserError(f"--rows {text}: how many trajectories to show, as a whole number; 0: all")
-    return count
-
-
-def _print(replayed: Replay, count: int) -> None:
+def _print(replayed: Replay, count: int | None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -56,7 +56,8 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
     loaded = line.read()
     run = resolve(loaded.config, loaded.origins, "rollout")
     config = run.config
-    prompts = prompts_per_step(config, _whole(line, "steps"), _whole(line, "rollouts"))
+    sizes = (line.number(name, None, "should be a whole number from 1", least=1) for name in ("steps", "rollouts"))
+    prompts = prompts_per_step(config, *sizes)
     with closing(run.plugins()) as manager:
         check_rollout(config, manager)
         phase("Loading libraries")
@@ -90,15 +91,6 @@ def rollout(ctx: click.Context, line: CommandLine) -> None:
         _say(summary, interrupted)
     if interrupted:
         ctx.exit(130)
-
-
-def _whole(line: CommandLine, name: str) -> int | None:
-    text = line.value(name)
-    if text is None:
-        return None
-    if not text.isdecimal() or int(text) == 0:
-        raise UserError(f"--{name} {text}: should be a whole number from 1")
-    return int(text)
 
 
 def _summary(rows: Sequence[Trajectory]) -> dict[str, Any]:
