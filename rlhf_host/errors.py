@@ -81,16 +81,23 @@ def first_line(error: object) -> str:
 
 
 @contextlib.contextmanager
-def blaming(plugin: str, what: str) -> Iterator[None]:
-    """Turns what a plugin raises in ``what`` into a ``RunError`` with its name; the project's own errors pass unchanged."""
+def failing_as(kind: type[Exception], message: str, own: tuple[type[Exception], ...] = (UserError, RunError)) -> Iterator[None]:
+    """Turns what a plugin's code raises into an error of this kind, which begins with the message. What asks to stop, and errors
+    in ``own``, pass unchanged.
+    """
     try:
         yield
-    except (UserError, RunError):
+    except own:
         raise
     except BaseException as error:
         if asks_to_stop(error):
             raise
-        raise RunError(f"{plugin} failed in {what}: {in_one_line(error)}") from error
+        raise kind(f"{message}: {in_one_line(error)}") from error
+
+
+def blaming(plugin: str, what: str) -> contextlib.AbstractContextManager[None]:
+    """Turns what a plugin raises in ``what`` into a ``RunError`` with its name; the project's own errors pass unchanged."""
+    return failing_as(RunError, f"{plugin} failed in {what}")
 
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

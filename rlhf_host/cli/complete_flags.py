@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from click.shell_completion import CompletionItem
 
-from rlhf_host.cli.configured import PLUGINS, CommandLine, chosen_plugins, kind_of, uses_flag
+from rlhf_host.cli.configured import PLUGINS, CommandLine, SettingsCommand, chosen_plugins, kind_of
 from rlhf_host.cli.lazy import quiet
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
@@ -21,7 +21,7 @@ from rlhf_host.config.flags import SWITCHES, Flag, parse, take
 from rlhf_host.config.load import assemble
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.recipes import recipes
-from rlhf_host.config.tree import NAMED, SHORT, Names
+from rlhf_host.config.tree import NAMED, Names
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.plugins.discovery import discover
 from rlhf_host.plugins.options import Option, describe_options, options_model
@@ -34,22 +34,12 @@ DIRECTORIES = ("resume", "checkpoint", "run-dir")
 FILES = ("output", "from-trajectories", "data", "eval.data")
 
 
-def complete(
-    argv: Sequence[str],
-    incomplete: str,
-    control: Sequence[str],
-    takes: Sequence[str] = (),
-    *,
-    takes_file: bool = False,
-    short: Mapping[str, str] = SHORT,
-) -> list[CompletionItem]:
-    """Returns what ``incomplete`` could become after the words ``argv``; ``control``: the command's own flags; ``takes`` and
-    ``short``: see ``SettingsCommand``.
-    """
-    words = list(argv)
-    if takes_file and not words and not incomplete.startswith("-"):
+def complete(command: SettingsCommand, argv: Sequence[str], incomplete: str) -> list[CompletionItem]:
+    """Returns what ``incomplete`` could become after the words ``argv``."""
+    words, control, short = list(argv), command.control, command.short
+    if command.takes_file and not words and not incomplete.startswith("-"):
         return [CompletionItem(incomplete, type="file")]
-    if takes_file and words and not words[0].startswith("-"):
+    if command.takes_file and words and not words[0].startswith("-"):
         words.pop(0)
     if words[-1:] == ["="]:  # bash takes --flag=value and alias=name apart
         words.pop()
@@ -65,7 +55,7 @@ def complete(
         *((f"--{name}", f"--{long}") for name, long in short.items() if name not in control),
         *_flags(incomplete, tree, control),
     ):
-        used = name[2:] in control or uses_flag(takes, Flag(name[2:], None, short.get(name[2:])))
+        used = name[2:] in control or command.uses_flag(Flag(name[2:], None, short.get(name[2:])))
         if _dashed(name).startswith(_dashed(incomplete)) and used:
             rest = name[len(incomplete) :]
             rest = rest.replace("-", "_") if "_" in incomplete.rpartition(".")[2] else rest

@@ -171,7 +171,7 @@ class SettingsCommand(click.Command):
 
     def _refuse_others(self, flags: Sequence[Flag]) -> None:
         """Raises ``UserError`` for flags of settings that the command does not use."""
-        flag = next((flag for flag in flags if not uses_flag(self.takes, flag)), None)
+        flag = next((flag for flag in flags if not self.uses_flag(flag)), None)
         if flag is not None:
             head = str(setting_of(flag)).partition(".")[0]
             beside = [taken for taken in self.takes if taken.startswith(f"{head}.")]
@@ -183,8 +183,7 @@ class SettingsCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from rlhf_host.cli.complete_flags import complete
 
-        words = ctx.params.get("argv", [])
-        return complete(words, incomplete, self.control, self.takes, takes_file=self.takes_file, short=self.short)
+        return complete(self, ctx.params.get("argv", []), incomplete)
 
     def show_help(self, line: CommandLine) -> None:
         """Imports the plugins that flags or files choose, and only those. Mistakes among the flags are not reported here."""
@@ -196,10 +195,10 @@ class SettingsCommand(click.Command):
         tree = assemble(line.configs, line.flags, Problems())
         for kind, spec, prefix in chosen_plugins(tree):
             _write(formatter, *_plugin(kind, spec, prefix))
-        plugins = {flag: text for flag, text in PLUGINS.items() if uses(self.takes, flag.partition(".")[0])}
+        plugins = {flag: text for flag, text in PLUGINS.items() if self.uses(flag.partition(".")[0])}
         _write(formatter, "Plugins (choose one and add --help to see its options)", _with_names(plugins))
         for key, title in self.sections.items():
-            _write(formatter, title, self._spelled(_section(key, self.takes)))
+            _write(formatter, title, self._spelled(self._section(key)))
         if self.example:
             with formatter.section("Example"):
                 plugins = {kind: recommended(kind, "prompts") for kind in ("algo", "reward")}
@@ -212,15 +211,21 @@ class SettingsCommand(click.Command):
             names = [f"--{name}" for name, long in self.short.items() if f"--{long}" == flag and name not in self.control]
             yield ", ".join([*names, flag]), text
 
+    def uses(self, name: str) -> bool:
+        """Returns True for a setting or section that the command uses."""
+        return not self.takes or any(f"{name}.".startswith(f"{taken}.") for taken in self.takes)
 
-def uses(takes: Sequence[str], name: str) -> bool:
-    """Returns True if a command that takes these settings uses the setting or section ``name``."""
-    return not takes or any(f"{name}.".startswith(f"{taken}.") for taken in takes)
+    def uses_flag(self, flag: Flag) -> bool:
+        """Returns False for a flag of a setting that the command does not use."""
+        return not self.takes or (name := setting_of(flag)) is None or self.uses(name)
 
-
-def uses_flag(takes: Sequence[str], flag: Flag) -> bool:
-    """Returns False for a flag of a setting that a command that takes these does not use."""
-    return not takes or (name := setting_of(flag)) is None or uses(takes, name)
+    def _section(self, key: str) -> Iterator[tuple[str, str]]:
+        prefix = "actor." if key == "roles" else f"{key}."
+        for flag, option in known_flags().items():
+            if flag.startswith(prefix) and not flag.startswith(("eval.data", "eval.reward")) and self.uses(flag):
+                yield _row(flag, option)
+        if self.uses(key):
+            yield from OTHERS.get(key, {}).items()
 
 
 def setting_of(flag: Flag) -> str | None:
@@ -258,15 +263,6 @@ def _write(formatter: click.HelpFormatter, title: str, rows: Iterable[tuple[str,
     if listed:
         with formatter.section(title):
             formatter.write_dl(listed, col_max=34)
-
-
-def _section(key: str, takes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    prefix = "actor." if key == "roles" else f"{key}."
-    for flag, option in known_flags().items():
-        if flag.startswith(prefix) and not flag.startswith(("eval.data", "eval.reward")) and uses(takes, flag):
-            yield _row(flag, option)
-    if uses(takes, key):
-        yield from OTHERS.get(key, {}).items()
 
 
 def _row(flag: str, option: Option) -> tuple[str, str]:

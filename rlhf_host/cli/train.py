@@ -47,7 +47,7 @@ START = {
     "max-restarts": "how often a run whose processes died begins again from its last checkpoint by itself (int, default 0)",
     "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
     "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
-    "seed": "fixes data order, sampling and initial heads (int, default 0)",
+    "seed": "",
     "name": "the run's name (default <algorithm>-<first reward>)",
     "dry-run": "check everything, train and write nothing",
     "print-config": "print the whole configuration as YAML, with plugins' options, and stop",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from rlhf_host.data.row_reader import RowReader, prompt_of, seen
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES, Rows, looks_like_a_file, read_hub, read_path
 from rlhf_host.data.stream import IndexedTasks, ReadTasks, Source, TaskSet
 from rlhf_host.data.templates import for_chat, rendering
-from rlhf_host.errors import PluginError, UserError, asks_to_stop, in_one_line, near_matches, near_siblings
+from rlhf_host.errors import PluginError, UserError, failing_as, near_matches, near_siblings
 from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.python_files import is_in_file
@@ -196,7 +195,7 @@ class _SourceReader:
         if hasattr(entries, "__len__") and hasattr(entries, "__getitem__"):
 
             def make(index: int) -> Task:
-                with _blaming(info):
+                with failing_as(PluginError, f"{info}: load_tasks failed", own=(UserError,)):
                     return self.prepare(_plugin_task(entries[index], index, name, info))
 
             line = f"{name}: {len(entries)} tasks from {info}, made as they are drawn"
@@ -310,19 +309,6 @@ def _find_plugin(spec: str) -> PluginInfo | None:
     return None
 
 
-@contextmanager
-def _blaming(info: PluginInfo) -> Iterator[None]:
-    """Adds a plugin's name to the errors of its tasks."""
-    try:
-        yield
-    except UserError:
-        raise
-    except BaseException as error:
-        if asks_to_stop(error):
-            raise
-        raise PluginError(f"{info}: load_tasks failed: {in_one_line(error)}") from error
-
-
 def _seen(tasks: Sequence[Task], reader: RowReader) -> str:
     """Returns how many tasks have pictures, and which column may have some that are not read."""
     if count := sum(bool(task.images) for task in tasks):
@@ -337,7 +323,7 @@ def _raise_or_count(task: Task, problem: str, bad: BadRows | None) -> None:
 
 
 def _plugin_tasks(entries: Iterable[Any], name: str, info: PluginInfo) -> Iterator[Task]:
-    with _blaming(info):
+    with failing_as(PluginError, f"{info}: load_tasks failed", own=(UserError,)):
         for index, item in enumerate(entries):
             yield _plugin_task(item, index, name, info)
 

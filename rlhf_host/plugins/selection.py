@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, in_one_line, near_matches
+from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, failing_as, in_one_line, near_matches
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
 from rlhf_host.plugins.hints import UnknownName, of_packages
@@ -155,12 +155,8 @@ def imported(info: PluginInfo) -> Any:
     if is_in_file(info.value):
         value = import_file(info.module, str(info))
     else:
-        try:
+        with failing_as(PluginError, f"{info}: importing {info.module} failed", own=()):
             value = importlib.import_module(info.module)
-        except BaseException as error:
-            if asks_to_stop(error):
-                raise
-            raise PluginError(f"{info}: importing {info.module} failed: {in_one_line(error)}") from error
     for part in info.attribute.split("."):
         try:
             value = getattr(value, part)

@@ -29,7 +29,7 @@ START = {
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin, every prompt once; repeatable",
     "with": "[ALIAS=]NAME: filters of groups; repeatable",
     "rollout.n": "answers per prompt to choose from (int, default 8)",
-    "train.batch-size": "prompts at once (int, default 16)",
+    "train.batch-size": "prompts at once (int, default 32)",
     "seed": "fixes the samples (int, default 0)",
     "json": "print a JSON object instead of a table",
 }

@@ -29,7 +29,7 @@ START = {
     "actor.model": "the model to sample from: a directory, hub name or GGUF file",
     "data": "PATH[@WEIGHT]: a file, directory, hub name or task plugin; repeatable",
     "with": "[ALIAS=]NAME: filters of groups; repeatable",
-    "rollout.n": "samples per prompt (int, default 8)",
+    "rollout.n": "",
     "seed": "fixes data order and sampling (int, default 0)",
     "json": "print a JSON object instead of a table",
 }
