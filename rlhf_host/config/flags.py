@@ -28,12 +28,11 @@ from rlhf_host.config.tree import (
     is_choice,
     is_selection,
     lora_path,
-    members,
-    section_model,
 )
 from rlhf_host.config.yaml_file import Located
 from rlhf_host.errors import UserError
 from rlhf_host.plugins.hints import of_flag
+from rlhf_host.plugins.options import members, nested_model
 from rlhf_host.plugins.selection import split_names
 
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
@@ -241,7 +240,7 @@ def coerce(annotation: Any, value: Any) -> Any:
     Lists come from repetition, commas or JSON; mappings from JSON. ``null``, and ``none`` where it is no word of its own,
     is None.
     """
-    if isinstance(value, dict) and (model := section_model(annotation)) is not None:
+    if isinstance(value, dict) and (model := nested_model(annotation)) is not None:
         types = {key: field.annotation for key, field in fields_of(model).items()}
         return {key: coerce(types.get(key, Any), item) for key, item in value.items()}
     takes_list = any((get_origin(member) or member) in _LISTS for member in members(annotation))

@@ -15,11 +15,11 @@ from rlhf_host.config.merge import DEFAULT, layer, merge
 from rlhf_host.config.named import settings_of
 from rlhf_host.config.problems import Origins, Path, Problems
 from rlhf_host.config.schema import RunConfig, defaults
-from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, annotation_at, fields_of, section_model
+from rlhf_host.config.tree import SHORTHANDS, SINGLE, Names, annotation_at, fields_of
 from rlhf_host.config.yaml_file import Located, located, plain, read_yaml
 from rlhf_host.errors import near_matches
 from rlhf_host.plugins.hints import UnknownName, of_flag, of_nobody, of_packages, of_place
-from rlhf_host.plugins.options import sentence
+from rlhf_host.plugins.options import nested_model, sentence
 
 QUICKSTART = "quickstart"
 
@@ -136,5 +136,5 @@ def _add_misfits(problems: Problems, error: ValidationError, control: Collection
 
 
 def _known(path: Path) -> list[str]:
-    model = section_model(annotation_at(path))
+    model = nested_model(annotation_at(path))
     return [*(fields_of(model) if model else ()), *(() if path else (*SHORTHANDS, *Names().plugins))]

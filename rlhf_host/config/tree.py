@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -15,6 +14,7 @@ from rlhf_host.config.schema import DataConfig, DataSource, LoraOptions, RunConf
 from rlhf_host.config.yaml_file import Located, located, plain
 from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.options import members, nested_model
 from rlhf_host.plugins.python_files import is_in_file
 from rlhf_host.plugins.selection import parse_choice
 from rlhf_host.plugins.spellings import written_out
@@ -112,25 +112,8 @@ def fields_of(model: type[BaseModel]) -> dict[str, Any]:
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def members(annotation: Any) -> Iterator[Any]:
-    """The alternatives of an annotation, ``Annotated`` and unions opened."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from members(get_args(annotation)[0])
-    elif origin in (Union, types.UnionType):
-        for member in get_args(annotation):
-            yield from members(member)
-    else:
-        yield annotation
-
-
-def section_model(annotation: Any) -> type[BaseModel] | None:
-    """The section an annotation is, if it is one."""
-    return next((m for m in members(annotation) if isinstance(m, type) and issubclass(m, BaseModel)), None)
-
-
 def holds_sections(annotation: Any) -> bool:
-    return any(section_model(inner) for member in members(annotation) for inner in (member, *get_args(member)))
+    return any(nested_model(inner) for member in members(annotation) for inner in (member, *get_args(member)))
 
 
 def annotation_at(path: Path) -> Any:
@@ -140,7 +123,7 @@ def annotation_at(path: Path) -> Any:
     for part in path:
         if annotation in (Any, None):
             break
-        model = section_model(annotation)
+        model = nested_model(annotation)
         if model is not None:
             field = fields_of(model).get(str(part))
             unknown = DataSource if model is DataConfig else Any if model.model_config.get("extra") == "allow" else None

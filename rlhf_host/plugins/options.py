@@ -115,7 +115,7 @@ def describe_options(model: type[BaseModel], prefix: str = "") -> list[Option]:
     """Every option of ``model`` in order of definition."""
     rows: list[Option] = []
     for name, field in _fields(model):
-        if (nested := _nested(field)) is not None:
+        if (nested := nested_model(field.annotation)) is not None:
             rows += describe_options(nested, f"{prefix}{name}.")
         else:
             rows.append(Option(prefix + name, type_name(field.annotation), _default(field), field.description or ""))
@@ -148,10 +148,21 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
         yield (alias if alias and not by_name else name), field
 
 
-def _nested(field: FieldInfo) -> type[BaseModel] | None:
-    union = typing.get_origin(field.annotation) in (typing.Union, types.UnionType)
-    arguments = typing.get_args(field.annotation) if union else (field.annotation,)
-    models = [arg for arg in arguments if isinstance(arg, type) and issubclass(arg, BaseModel)]
+def members(annotation: Any) -> Iterator[Any]:
+    """The alternatives of an annotation, ``Annotated`` and unions opened."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        yield from members(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from members(member)
+    else:
+        yield annotation
+
+
+def nested_model(annotation: Any) -> type[BaseModel] | None:
+    """The only model among the alternatives of an annotation."""
+    models = [each for each in members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
     return models[0] if len(models) == 1 else None
 
 
@@ -175,7 +186,7 @@ def _known(
         if name in cleaned:
             twice = f": option {'.'.join((*path, name))!r} is given twice, once as {key!r}"
             misfits.append(Misfit((*path, name), twice, of_plugin=True))
-        nested = _nested(fields[name])
+        nested = nested_model(fields[name].annotation)
         if nested is not None and isinstance(value, Mapping):
             value = _known(nested, value, (*path, name), hint, misfits)
         cleaned[name] = value
