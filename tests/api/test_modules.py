@@ -23,6 +23,7 @@ MODULES = (
     "rlhf_host.models",
     "rlhf_host.rollouts",
     "rlhf_host.runs",
+    "rlhf_host.sampling",
     "rlhf_host.settings",
     "rlhf_host.trackers",
 )
