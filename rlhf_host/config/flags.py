@@ -15,7 +15,7 @@ from typing import Any, get_origin
 from pydantic import TypeAdapter
 
 from rlhf_host.config.flag_names import of_plugin, option_examples, what_is_meant
-from rlhf_host.config.merge import merge
+from rlhf_host.config.merge import add, nested
 from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.tree import (
     DATA,
@@ -112,15 +112,15 @@ def take(flags: Sequence[Flag], control: Collection[str]) -> tuple[dict[str, lis
 
 def from_flags(flags: Sequence[Flag], names: Names, problems: Problems, control: Collection[str] = ()) -> Located:
     """The flags as a layer; ``control`` is for near matches."""
-    tree: dict[str, Any] = {}
-    implied: dict[str, Any] = {}
     settings: dict[Path, list[Flag]] = {}
+    parts: dict[Path, Located | None] = {}
+    """Places in the order of the flags → a name that nobody wrote, or ``None`` for what ``settings`` have there."""
     for flag in flags:
         head, *rest = flag.parts
         place, plugin = names.place(head)
         path = lora_path((*place, *rest))
         if plugin is not None:
-            _put(implied, (*place, "name"), Located(plugin, flag.text, implied=True), Problems())
+            parts.setdefault((*place, 0), nested((*place, "name"), Located(plugin, flag.text, implied=True)))
         if plugin is not None and not rest:
             if flag.value is not None:
                 examples = option_examples(plugin, flag.text)
@@ -128,11 +128,15 @@ def from_flags(flags: Sequence[Flag], names: Names, problems: Problems, control:
         elif (problem := _problem(flag, path, names, control, flags)) is not None:
             problems.lines.append(problem)
         else:
+            parts[path] = None
             settings.setdefault(path, []).append(flag)
-    for path, repeated in settings.items():
-        if (value := _value(path, repeated, problems)) is not None:
-            _put(tree, path, value, problems)
-    return merge(_located(tree), _located(implied), problems)
+    layer = Located({}, "")
+    for path, part in parts.items():
+        if part is None and (value := _value(path, settings[path], problems)) is not None:
+            part = nested(path, value)
+        if part is not None:
+            layer = add(layer, part, problems)
+    return layer
 
 
 def _problem(flag: Flag, path: Path, names: Names, control: Collection[str], flags: Sequence[Flag]) -> str | None:
@@ -178,30 +182,6 @@ def _value(path: Path, flags: Sequence[Flag], problems: Problems) -> Located | N
     if annotation is not Any and not isinstance(value := coerce(annotation, value), list):
         problems.notices += last_counts(last.text, texts)
     return Located(value, last.text)
-
-
-def _put(tree: dict[str, Any], path: Path, value: Located, problems: Problems) -> None:
-    if isinstance(value.value, dict):
-        for key, item in value.value.items():
-            _put(tree, (*path, key), item, problems)
-        return
-    *sections, key = map(str, path)
-    for part in sections:
-        tree = tree.setdefault(part, {})
-        if isinstance(tree, Located):
-            problems.add(value.where, f"is set already by {tree.where}: leave one out")
-            return
-    if (old := tree.get(key)) is not None:
-        problems.add(value.where, f"is set already by {_located(old).where}: leave one out")
-    tree[key] = value
-
-
-def _located(tree: Any) -> Located:
-    """Nested mappings, each at the place of its first value."""
-    if isinstance(tree, Located):
-        return tree
-    values = {key: _located(value) for key, value in tree.items()}
-    return Located(values, next((value.where for value in values.values()), ""))
 
 
 # --- from text to values ------------------------------------------------------------------------

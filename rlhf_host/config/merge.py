@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from rlhf_host.config.problems import Path, Problems
 from rlhf_host.config.schema import DataConfig, defaults
@@ -17,7 +17,7 @@ DEFAULT = ""
 
 def layer(tree: Located, names: Names, problems: Problems) -> Located:
     """The settings of a file, or of Python, as a layer."""
-    values: dict[str, Located] = {}
+    whole = Located({}, tree.where)
     settings_of = snake_case(tree.value, problems)
     places = {key: names.place(key) for key in settings_of}
     # What is chosen by name comes before the shorthands, which add to it.
@@ -30,24 +30,44 @@ def layer(tree: Located, names: Names, problems: Problems) -> Located:
             if plugin is not None:
                 name = Located(plugin, value.where, implied=True)
                 settings = Located({"name": name, **settings.value}, value.where)
-            for part in reversed(path[1:]):
-                settings = Located({part: settings}, value.where)
             if settings.value != {}:
-                head = str(path[0])
-                problems.lines += _set_twice(values.get(head), settings)
-                values[head] = merge(values[head], settings, problems, (head,)) if head in values else settings
-    return Located(values, tree.where)
+                whole = add(whole, nested(path, settings), problems)
+    return whole
 
 
-def _set_twice(first: Located | None, second: Located) -> Iterator[str]:
-    """A line for each setting that one layer has under two names, such as ``actor`` and ``roles.actor``."""
-    if first is None or first.implied or second.implied:
-        return
+def nested(path: Path, value: Located) -> Located:
+    """The value in the sections that lead to it."""
+    for part in reversed(path):
+        value = Located({part: value}, value.where)
+    return value
+
+
+def add(first: Located | None, second: Located, problems: Problems, path: Path = ()) -> Located:
+    """Two parts of one layer as one. What both set, such as ``actor`` and ``roles.actor``, is a mistake; a plugin's name that
+    nobody wrote gives way to one that was.
+    """
+    if first is None:
+        return second
     if isinstance(first.value, dict) and isinstance(second.value, dict):
+        values = dict(first.value)
         for key, value in second.value.items():
-            yield from _set_twice(first.value.get(key), value)
-    else:
-        yield f"{second.where}: is set already by {first.where}: leave one out"
+            values[key] = add(values.get(key), value, problems, (*path, key))
+        return Located(values, first.where)
+    if not first.implied and not second.implied:
+        problems.add(second.where, f"is set already by {first.where}: leave one out")
+        return second
+    name, implied = (first, second) if second.implied else (second, first)
+    _refuse_other_plugin(path, name, implied, problems)
+    return name
+
+
+def _refuse_other_plugin(path: Path, name: Located, implied: Located, problems: Problems) -> None:
+    """Adds a mistake where options of one plugin are set, and another one is chosen in its place."""
+    if path[0] in SINGLE and plain(name).rpartition(":")[2] != implied.value:
+        problems.add(
+            implied.where,
+            f"belongs to the {path[0]} {implied.value!r}, and {name.where} chooses {plain(name)!r}: leave one out",
+        )
 
 
 def merge(below: Located | None, above: Located, problems: Problems, path: Path = ()) -> Located:
@@ -62,10 +82,7 @@ def merge(below: Located | None, above: Located, problems: Problems, path: Path 
     if old and new and plain(old) != plain(new):
         if not new.implied or old.where == DEFAULT:
             return above  # the options below are another plugin's
-        if path[0] in SINGLE and plain(old).rpartition(":")[2] != new.value:
-            problems.add(
-                new.where, f"belongs to the {path[0]} {new.value!r}, and {old.where} chooses {plain(old)!r}: leave one out"
-            )
+        _refuse_other_plugin(path, old, new, problems)
     values, of_sources = dict(below.value), {}
     for key, value in above.value.items():
         if path in DATA and key not in DataConfig.model_fields:

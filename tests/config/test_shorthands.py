@@ -233,6 +233,20 @@ def test_kl_of_strength_zero_needs_no_reference_model(rlhf):
     assert "role reference" in rlhf("train", *flags, "--kl.coef", "0.1").stdout
 
 
+@pytest.mark.parametrize(
+    ("flags", "order"),
+    [
+        (["--sift", "--kl.coef", "0.1"], ["sift", "kl"]),
+        (["--kl.coef", "0.1", "--sift"], ["kl", "sift"]),
+        (["--with", "sift", "--kl.coef", "0.1"], ["sift", "kl"]),
+        (["--kl.coef", "0.1", "--with", "sift"], ["kl", "sift"]),
+        (["--with.sift.low", "1", "--kl", "--with", "sift"], ["sift", "kl"]),
+    ],
+)
+def test_extensions_have_the_order_of_the_flags(flags, order):
+    assert [*chosen(load_config(flags=flags))] == order
+
+
 def test_a_python_object_is_chosen_by_name_only_where_it_is_given():
     with pytest.raises(UserError, match="no algorithm is chosen"):
         rlhf_host.train(rewards=lambda text: 1.0, kl={"coef": 0.1}, model="m", data=[{"prompt": "1+1=", "label": "2"}])

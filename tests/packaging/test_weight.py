@@ -16,7 +16,7 @@ import pytest
 from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, DISTRIBUTED = 26_650, 4_620
+CORE, DISTRIBUTED = 26_670, 4_620
 """Lines of code: neither docstrings nor comments nor empty lines."""
 ROOM, LARGER = 3_500, {"data": 4_430, "training": 4_790}
 """Most of a room of the core, and those that have more."""
