@@ -86,9 +86,10 @@ def in_a_process(options: argparse.Namespace, data: Path, cache: Path) -> dict[s
 
 def start(options: argparse.Namespace) -> None:
     """What a start does with its data."""
+    from rlhf_rows.load_units import load_units
+
     import rlhf_host.training.run  # noqa: F401
     from rlhf_host.config.schema import DataConfig, RoleConfig
-    from rlhf_host.data.load_units import load_units
     from rlhf_host.data.stream import TaskStream
     from rlhf_host.models.loading import load_tokenizer
 

@@ -179,8 +179,9 @@ class Task:
 
 def token_rows(algo: str, data: str | Path, model: Path, count: int) -> Iterator[dict[str, Any]]:
     """The tokens of the first units as ``rlhf train`` reads them. ``sft``: of the pairs' chosen rows."""
+    from rlhf_rows.load_units import load_units
+
     from rlhf_host.config.schema import DataConfig, RoleConfig
-    from rlhf_host.data.load_units import load_units
     from rlhf_host.models.loading import load_tokenizer, sizes, stop_tokens
 
     role = RoleConfig(model=str(model))

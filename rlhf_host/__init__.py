@@ -73,8 +73,6 @@ if TYPE_CHECKING:
     from rlhf_host.records.tensors import PolicyLogprobs as PolicyLogprobs
     from rlhf_host.runs.directory import RunDirectory as RunDirectory
     from rlhf_host.scratch import Scratch as Scratch
-    from rlhf_host.training.given_rows import GivenRows as GivenRows
-    from rlhf_host.training.given_rows import read_rows as read_rows
     from rlhf_host.training.session import Session as Session
 
 __version__ = "0.10.0"

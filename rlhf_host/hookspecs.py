@@ -230,7 +230,7 @@ def rows_beside(step: int) -> Sequence[Trajectory] | None:
 
     They take part in the passes of the update. ``batch.own["beside"]``, ``[B, T]`` bool, is true at their action tokens, which
     train: give ``Extra("beside")`` as the mask of a loss term. They are in no other mask, and have no rewards and advantages. Only
-    for algorithms with advantages. ``rlhf_host.read_rows`` reads a data set.
+    for algorithms with advantages. ``rlhf_rows.read_rows`` reads a data set.
     """
 
 

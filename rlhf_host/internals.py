@@ -1,5 +1,5 @@
-"""Parts of a run, one by one, for contract suites and the plan of memory: batches, passes, updates, episodes, models and engines
-that no whole run surrounds.
+"""Parts of a run, one by one, for packages that the project publishes. Contract suites and the plan of memory have batches, passes,
+updates, episodes, models and engines that no whole run surrounds; ``rlhf-rows`` has columns and conversations of files.
 
 Nothing here is promised to plugins: these names may change or go with any minor version. Importing this loads no torch.
 """
@@ -13,8 +13,16 @@ _NAMES = {
     "backends.weights": ["in_buckets", "named_weights"],
     "config.defaults": ["RunTraits", "refusals", "weight_sync_plugin"],
     "config.tree": ["role_flag"],
+    "data.bad_rows": ["BadRows", "Malformed", "check_text", "get", "kind_of"],
     "data.chat": ["task_renderer"],
-    "data.sources": ["load_tasks"],
+    "data.messages": ["THOUGHTS", "TRAINED_BY", "UNTRAINED", "UNTRAINED_BY", "as_list", "messages_of", "sharegpt_message"],
+    "data.pictures": ["Origin", "pictured"],
+    "data.row_context": [
+        *("BESIDE", "HISTORY", "PICTURES", "SYSTEM", "RowContext", "context_of", "is_empty", "system_of", "with_system"),
+    ],
+    "data.row_values": ["listed", "text_of", "turns_of"],
+    "data.sources": ["load_tasks", "named", "open_source", "share"],
+    "directories": ["cache_directory", "clear_cache", "content_hash", "fill_cache"],
     "engines.plain_path": ["PlainKernels"],
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
     "errors": ["beyond"],
@@ -26,16 +34,21 @@ _NAMES = {
     "models.logprobs": ["chunk_bytes"],
     "models.modes": ["evaluation"],
     "models.outline": ["outline", "weights_of"],
+    "models.passes": ["WORTHWHILE"],
     "models.pieces": ["InPieces", "load_in_pieces"],
     "models.places": ["find_model"],
     "models.room": ["room"],
+    "phases": ["counted"],
     "plugins.manager": ["Loaded", "PluginManager"],
     "plugins.python_objects": ["describe"],
     "plugins.specs": ["PluginSpec"],
+    "records.numbers": ["Numbers"],
+    "records.pictures": ["pictures_in", "places_of"],
+    "records.ragged": ["Rows"],
     "rollouts.episode_settings": ["EpisodeSettings", "SampledModel"],
     "rollouts.episodes": ["Episodes", "episode_seed"],
-    "rollouts.gate": ["Gate"],
     "rollouts.experience": ["apply_masks", "apply_rewards", "make_experience"],
+    "rollouts.gate": ["Gate"],
     "runtimes.compute": ["Inline", "OneThread"],
     "runtimes.ports": ["reserved"],
     "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],

@@ -18,6 +18,7 @@ from typing import Any
 import rlhf_host
 from rlhf_host import backends as backend_parts
 from rlhf_host import (
+    batches,
     commands,
     comparison,
     distributed,
@@ -26,6 +27,7 @@ from rlhf_host import (
     installed,
     internals,
     models,
+    rendering,
     rollouts,
     runs,
     sampling,
@@ -35,7 +37,7 @@ from rlhf_host import (
 )
 from rlhf_host import engines as engine_parts
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
-from rlhf_host.protocols import backends, common, engines, kernels, reward_forms, runtimes, servers, step_models, syncs
+from rlhf_host.protocols import backends, common, data, engines, kernels, reward_forms, runtimes, servers, step_models, syncs
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 from rlhf_host.runtimes import building
 
@@ -43,7 +45,7 @@ SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
 MODULES = (
     *(episodes, generations, messages, endpoints, needs, tensors),
-    *(common, engines, syncs, backends, runtimes, kernels, servers, step_models, reward_forms),
+    *(common, engines, syncs, backends, runtimes, kernels, servers, data, step_models, reward_forms),
 )
 
 
@@ -57,6 +59,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.functional": sorted(functional.__all__),
             "rlhf_host.functional.policy_losses": sorted(functional.policy_losses),
             "rlhf_host.backends": sorted(backend_parts.__all__),
+            "rlhf_host.batches": sorted(batches.__all__),
             "rlhf_host.commands": sorted(commands.__all__),
             "rlhf_host.comparison": sorted(comparison.__all__),
             "rlhf_host.distributed": sorted(distributed.__all__),
@@ -64,6 +67,7 @@ def describe() -> dict[str, Any]:
             "rlhf_host.installed": sorted(installed.__all__),
             "rlhf_host.internals": sorted(internals.__all__),
             "rlhf_host.models": sorted(models.__all__),
+            "rlhf_host.rendering": sorted(rendering.__all__),
             "rlhf_host.rollouts": sorted(rollouts.__all__),
             "rlhf_host.runs": sorted(runs.__all__),
             "rlhf_host.runtimes.building": sorted(building.__all__),

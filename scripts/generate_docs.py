@@ -27,6 +27,7 @@ def pages() -> dict[str, str]:
         "reference/records.md": records.records_page(),
         "reference/protocols.md": records.protocols_page(),
         "reference/functional.md": functions.functional_page(),
+        "reference/losses.md": functions.losses_page(),
         "reference/python.md": functions.python_page(),
         "reference/testing.md": functions.testing_page(),
         "reference/configuration.md": settings.page(),

@@ -340,7 +340,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def third_party(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """This environment's packages without whatever of ours is among them: torch and all, read-only, nothing copied."""
-    folder = tmp_path_factory.mktemp("third-party")
+    folder = tmp_path_factory.mktemp("third-party") / "site-packages"  # dill knows installed modules by this name
+    folder.mkdir()
     for site in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(site).iterdir():
             ours = "rlhf" in entry.name or entry.suffix == ".pth"

@@ -14,7 +14,7 @@ from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.errors import UserError, blaming
 from rlhf_host.plugins.discovery import unchosen
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.selection import imported
+from rlhf_host.plugins.selection import find_data, imported
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 ROWS = 8
@@ -64,12 +64,10 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(line)
     splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
-        from rlhf_host.training.saved_rollouts import SavedRollouts
-        from rlhf_host.training.saved_rows import check_vocabulary
+        from rlhf_host.training.saved_rollouts import SavedData
 
-        splits, saved = [], SavedRollouts(config)
-        check_vocabulary(saved.saved, config.roles["actor"])
-        for line in saved.report:
+        splits = []
+        for line in SavedData.of(config).report:
             click.echo(line)
     for split, data, seed in splits:
         for line in _data(config, data, split, tokenizer, seed, needs, manager):
@@ -81,8 +79,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
             f" {train.updates_per_batch}, old log-probabilities {config.old_logprobs_mode}"
         )
     else:
-        length = f"{train.steps} steps" if train.steps else f"{config.data.epochs:g} passes over the data"
-        click.echo(f"{length}, {train.batch_size} rows or pairs per step")
+        click.echo(find_data(needs).length(config))
     click.echo("Checked: settings, plugins, the configuration of every model, the tokenizer, and data as far as it says above.")
     click.echo("Not checked: weights, other machines, rewards and trackers at work, and memory beyond what is said above.")
     click.echo(f"The run would be written to {config.run_dir}.")
@@ -92,9 +89,9 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     """The models of the checkpoint with which the run would go on. Raises ``UserError`` where it could not."""
     from rlhf_host.config.run_dir import in_use
     from rlhf_host.training.checkpoints import load_checkpoint
-    from rlhf_host.training.inputs import STEPS
+    from rlhf_host.training.inputs import RAISE_STEPS, STEPS
     from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
-    from rlhf_host.training.saved_rollouts import SavedRollouts
+    from rlhf_host.training.saved_rollouts import SavedData
     from rlhf_host.training.trained_roles import models_of
 
     if in_use(run_dir):
@@ -104,9 +101,8 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
         return {}
     refuse_foreign(checkpoint)
     click.echo(f"{checkpoint.path}: the run would go on after step {checkpoint.step}")
-    saved = SavedRollouts(config) if config.from_trajectories is not None else None
-    steps = config.train.steps or (saved.steps if saved is not None else STEPS if needs.samples else None)
-    refuse_finished(config, checkpoint, run_dir, steps, saved, rows=not needs.samples)
+    end: tuple[int | None, str] = config.train.steps or (STEPS if needs.samples else None), RAISE_STEPS
+    refuse_finished(config, checkpoint, run_dir, end if config.from_trajectories is None else SavedData.of(config).end(config))
     refuse_lost(config, needs, checkpoint)
     return models_of(needs, checkpoint.role)
 
@@ -133,17 +129,12 @@ def _data(
     config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs, manager: PluginManager
 ) -> list[str]:
     """Returns what the first rows of every source that is at hand look like."""
-    from rlhf_host.data.sources import NO_ROWS, load_tasks
-    from rlhf_host.models.loading import sizes, stop_tokens
-    from rlhf_host.training.batching import refuse_large_answers, refuse_large_units
-    from rlhf_host.training.inputs import UnitReading, prompt_room, refuse_other_agents, units_of
+    from rlhf_host.data.sources import load_tasks
+    from rlhf_host.training.batching import refuse_large_answers
+    from rlhf_host.training.inputs import prompt_room, refuse_other_agents
 
     lines = []
-    scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
     room = prompt_room(config)
-    actor = config.roles["actor"]
-    context, stop_ids = (None, []) if needs.samples else (sizes(actor)[1], stop_tokens(actor))
-    reading = UnitReading(tokenizer=tokenizer, needs=needs, rows=NO_ROWS, max_tokens=context, stop_ids=stop_ids)
     longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:
         if _is_hub_name(source.path):
@@ -152,10 +143,8 @@ def _data(
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
         if not needs.samples:
-            units = units_of(config, part, split, reading)
-            lines += [f"{line}; later rows are not checked" for line in units.report]
-            if AlgoNeeds.of(needs).unit_rows:
-                refuse_large_units(units, config.train, scalar=scalar)
+            report = find_data(needs).look(config, part, split, needs, tokenizer)
+            lines += [f"{line}; later rows are not checked" for line in report]
             continue
         tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, manager=manager)
         lines += [f"{line}; later rows are not checked" for line in tasks.report]

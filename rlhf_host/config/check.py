@@ -16,6 +16,7 @@ from rlhf_host.config.tree import ROLES, Names, annotation_at, role_flag
 from rlhf_host.errors import PluginError, near_matches
 from rlhf_host.plugins.discovery import HOST
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.plugins.selection import find_data
 from rlhf_host.plugins.servers import find_server
 from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Needs
 
@@ -155,28 +156,12 @@ def _chosen_row_refusals(manager: PluginManager) -> Iterator[str]:
 
 def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     """Yields what has no place in a run over a data set."""
-    owner = f"{config.algo.name if config.algo else 'a plugin'} trains on {needs.data} data"
-    if config.reward or config.eval.reward:
-        yield f"{owner}, and samples and scores nothing: leave --reward out"
-    if config.from_trajectories is not None:
-        yield f"{owner}: give --data PATH instead of --from-trajectories"
-    if config.train.updates_per_batch > 1:
-        yield f"{owner}, and takes one step per batch: for more passes set --data.epochs, not train.epochs or train.minibatches"
-    if config.train.old_logprobs not in ("auto", "fused"):
-        yield f"{owner}, which nothing sampled: leave --train.old-logprobs out"
-    if config.train.steps is not None and config.data.epochs != 1:
-        yield "train.steps and data.epochs both say when the run ends: leave one of them out"
-    before = [f"--{role_flag(name)}.precompute" for name, role in config.roles.items() if role.precompute]
-    if before and manager.has("make_rows") and manager.has("draw_tasks"):
-        (maker,), (chooser,) = manager.names("make_rows"), manager.names("draw_tasks")
-        reason = f"{maker} makes rows of whole batches, and {chooser} chooses these during the run"
-        yield f"{reason}, so their log-probabilities cannot be computed before: leave {before[0]} or {chooser} out"
-    for key in manager.names("importance_weights"):
-        yield f"{key} corrects for a sampler, and {owner}, which nothing sampled: leave it out"
-    idle = {"keep_group", "transform_rewards", "shape_rewards"}
-    for key in (item.key for item in manager.loaded if item.kind == "extension"):
-        if (hooks := idle & {*manager.hooks(key)}) and not {"compute_loss", "loss_masks"} & {*manager.hooks(key)}:
-            yield f"{key} has {' and '.join(sorted(hooks))} for sampled answers, and {owner}, which nothing samples: leave it out"
+    try:
+        plugin = find_data(needs)
+    except PluginError as error:
+        yield str(error)
+    else:
+        yield from plugin.refusals(config, manager, needs)
 
 
 def _off_policy(config: RunConfig, manager: PluginManager) -> Iterator[str]:

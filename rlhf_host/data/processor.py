@@ -47,6 +47,12 @@ class Processor:
         """Returns the processor that has its files beside those of a tokenizer. Raises ``UserError`` if there is none."""
         return _at(str(tokenizer.name_or_path))
 
+    @staticmethod
+    def files(tokenizer: Any) -> dict[str, str]:
+        """Returns the texts of its files beside those of a tokenizer, by name; none for a model that does not see."""
+        found = map(Path(str(tokenizer.name_or_path)).joinpath, PROCESSOR_FILES)
+        return {file.name: file.read_text("utf-8") for file in found if file.is_file()}
+
     @classmethod
     def of_model(cls, tokenizer: Any) -> Processor | None:
         """Returns the same as ``beside``; None for a model that does not see, or whose pictures cannot be used here."""

@@ -11,9 +11,6 @@ from typing import Any
 
 from rlhf_host.data.bad_rows import Malformed, check_text, kind_of
 from rlhf_host.data.contents import text_of
-from rlhf_host.data.messages import TRAINED_BY, UNTRAINED_BY
-from rlhf_host.data.token_rows import TRAINED_BY as TOKENS_TRAINED_BY
-from rlhf_host.data.token_rows import UNTRAINED_BY as TOKENS_UNTRAINED_BY
 from rlhf_host.records.episodes import Message
 
 SYSTEM = ("system", "system_prompt", "system_message", "system_msg", "system_instruction", "systemPrompt")
@@ -25,18 +22,6 @@ TEMPLATE = "chat_template"
 PICTURES = ("image", "images")
 OTHER_MEDIA = ("video", "videos", "audio", "audios", "pixel_values", "multi_modal_data", "multi_modal_inputs")
 HISTORY = "history"
-WEIGHTS: Mapping[str, Any] = {
-    **dict.fromkeys(("weight", "loss_weight", "sample_weight", "loss_mask", "loss_scale"), 1),
-    **dict.fromkeys(("train_on_inputs", "train_on_input", "train_on_prompt", "mask_history"), False),
-    **dict.fromkeys(("last_turn_only", "train_on_last_turn", "train_on_last_turn_only"), False),
-    **dict.fromkeys(("mask_prompt", "assistant_only_loss", "completion_only_loss", "train_on_completions_only"), True),
-}
-"""Columns that tell which part of a whole row is trained → the only accepted value, which is the behaviour without them."""
-MASK = "mask"
-"""In some projects, the speaker whose turns are not trained."""
-PEOPLE = ("human", "user")
-TRAINING = frozenset((*WEIGHTS, MASK, *TRAINED_BY, *UNTRAINED_BY, *TOKENS_TRAINED_BY, *TOKENS_UNTRAINED_BY, "masks"))
-"""The same, with marks of messages and tokens; a row may have a list of these."""
 BESIDE = frozenset((*SYSTEM, *TOOLS, *TEMPLATE_KWARGS, *TOLD, TEMPLATE, *PICTURES, *OTHER_MEDIA, HISTORY))
 
 
@@ -67,7 +52,7 @@ def context_of(row: Mapping[str, Any], read: Collection[str] = ()) -> RowContext
     """
     if BESIDE.isdisjoint(row):
         return NOTHING
-    given = {name: value for name, value in row.items() if name in BESIDE and name not in read and not _empty(value)}
+    given = {name: value for name, value in row.items() if name in BESIDE and name not in read and not is_empty(value)}
     for name in (*OTHER_MEDIA, HISTORY, TEMPLATE):
         if name in given:
             whys = {HISTORY: "earlier turns belong into the messages", TEMPLATE: "the tokenizer's chat template is used"}
@@ -75,37 +60,6 @@ def context_of(row: Mapping[str, Any], read: Collection[str] = ()) -> RowContext
             raise Malformed(f"{name!r}: {why} (data.ignore {name} leaves it unread)")
     told = {name: value for name, value in _template_kwargs(given).items() if value is not None and name not in read}
     return RowContext(system_of(given), _tools(given), told, _images(given))
-
-
-def refuse_weights(row: Mapping[str, Any]) -> None:
-    """Raises ``Malformed`` for a column that tells which part of the row is trained, if it differs from the actual behaviour."""
-    if TRAINING.isdisjoint(row):
-        return
-    for name in filter(TRAINING.__contains__, row):
-        value = row[name]
-        if (
-            _empty(value)
-            or (name in WEIGHTS and _plainly(value) == WEIGHTS[name])
-            or (name == MASK and _speaker(value) in PEOPLE)
-        ):
-            continue
-        untrained = _plainly(value) is (name in UNTRAINED_BY)  # other values, such as a loss, are about something else
-        if name in WEIGHTS or name == MASK or untrained or isinstance(value, list | tuple):
-            raise Malformed(
-                f"{name!r} is {value!r}, which cannot be done for a whole row: mark messages, leave the row out, or leave it unread"
-                f" (data.ignore {name})"
-            )
-
-
-def _plainly(value: Any) -> Any:
-    """Converts a value of a table that holds only texts."""
-    return (
-        {"1": 1, "1.0": 1, "true": True, "false": False, "0": 0}.get(value.lower(), value) if isinstance(value, str) else value
-    )
-
-
-def _speaker(value: Any) -> str:
-    return value.lower() if isinstance(value, str) else ""
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
@@ -123,7 +77,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> list[Message
     return list(messages)
 
 
-def _empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(each is None for each in value)
     return value is None or value != value or (isinstance(value, str | Mapping) and not value)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import DataConfig, DataSource
@@ -25,17 +25,13 @@ from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.plugins.python_files import is_in_file
 from rlhf_host.plugins.selection import build, find, is_object
+from rlhf_host.protocols.data import PythonRows, Split
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.pictures import Pictured
-
-Split = Literal["train", "eval"]
 
 SPLITS: dict[str, tuple[str, ...]] = {"train": ("train",), "eval": ("test", "validation", "eval", "dev")}
 """Names of splits, in the order in which they are tried if a directory or hub dataset has several and none is named."""
 
-
-PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
-"""A source's path, ``python:NAME`` → its rows."""
 
 NO_ROWS: PythonRows = {}
 _BATCH = 512  # prompts: a tokenizer's encodings take many times the memory of their ids

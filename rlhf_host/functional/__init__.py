@@ -9,21 +9,11 @@ from rlhf_host.lazily import lazily
 if TYPE_CHECKING:
     from rlhf_host.functional.kl import kl_estimate as kl_estimate
     from rlhf_host.functional.kl import kl_loss as kl_loss
-    from rlhf_host.functional.options import REFERENCE as REFERENCE
     from rlhf_host.functional.options import PolicyLossOptions as PolicyLossOptions
-    from rlhf_host.functional.options import PreferenceLossName as PreferenceLossName
-    from rlhf_host.functional.options import PreferenceOptions as PreferenceOptions
-    from rlhf_host.functional.options import SupervisedOptions as SupervisedOptions
     from rlhf_host.functional.options import policy_needs as policy_needs
-    from rlhf_host.functional.options import preference_needs as preference_needs
     from rlhf_host.functional.policy import importance_ratio as importance_ratio
     from rlhf_host.functional.policy import policy_loss as policy_loss
     from rlhf_host.functional.policy import policy_losses as policy_losses
-    from rlhf_host.functional.preference import chosen_tokens as chosen_tokens
-    from rlhf_host.functional.preference import on_rows as on_rows
-    from rlhf_host.functional.preference import pairs as pairs
-    from rlhf_host.functional.preference import preference_loss as preference_loss
-    from rlhf_host.functional.preference import preference_losses as preference_losses
     from rlhf_host.functional.returns import discounted_sum as discounted_sum
     from rlhf_host.functional.returns import gae as gae
     from rlhf_host.functional.returns import value_loss as value_loss
@@ -38,7 +28,6 @@ if TYPE_CHECKING:
     from rlhf_host.functional.statistics import suffix_sum as suffix_sum
     from rlhf_host.functional.statistics import turn_advantages as turn_advantages
     from rlhf_host.functional.statistics import with_siblings as with_siblings
-    from rlhf_host.functional.supervised import supervised_loss as supervised_loss
     from rlhf_host.functional.twins import twin as twin
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlhf_host.models.loading import quiet_transformers as quiet_transformers
     from rlhf_host.models.loading import save_model as save_model
     from rlhf_host.models.loading import save_tokenizer as save_tokenizer
+    from rlhf_host.models.loading import sizes as sizes
     from rlhf_host.models.loading import stop_tokens as stop_tokens
     from rlhf_host.models.loading import weight_files as weight_files
     from rlhf_host.models.places import hub_answers as hub_answers

@@ -37,6 +37,7 @@ GROUPS: dict[str, str] = {
     "runtime": "rlhf.runtimes",
     "kernels": "rlhf.kernels",
     "server": "rlhf.servers",
+    "data": "rlhf.data",
     "command": "rlhf.commands",
 }
 """Kind → entry-point group. What else is said of a kind's plugins is in ``GROUP.spellings`` and ``GROUP.recommended``
@@ -54,8 +55,8 @@ plugins.
 PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")
 """Kinds that have a protocol instead of hooks."""
 
-WITHOUT_OPTIONS = ("preset", "server", "command")
-"""Kinds that are chosen by being there: a file, a ``protocols.Server``, a ``click.Command``."""
+WITHOUT_OPTIONS = ("preset", "server", "data", "command")
+"""Kinds that are chosen by being there: a file, a ``protocols.Server``, a ``protocols.DataPlugin``, a ``click.Command``."""
 
 HOOKED = tuple(kind for kind in GROUPS if kind not in (*PROTOCOLS, *WITHOUT_OPTIONS))
 """Kinds that have hooks."""

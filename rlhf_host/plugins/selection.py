@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import click
     from pydantic import BaseModel
 
+    from rlhf_host.protocols.data import DataPlugin
+    from rlhf_host.records.needs import Needs
+
 PYTHON = "python"
 """Stands where a distribution's name does for plugins that are Python objects (``plugins.python_objects``)."""
 
@@ -140,6 +143,15 @@ def load_command(info: PluginInfo) -> click.Command:
     if not isinstance(command, click.Command):
         raise PluginError(f"{info}: {info.value} is {a(type(command).__name__)}, not a click.Command")
     return command
+
+
+def find_data(needs: Needs) -> DataPlugin:
+    """Returns what reads the rows of such a run. Raises ``PluginError``, which says what to install, where nothing does."""
+    try:
+        plugin: DataPlugin = imported(find("data", str(needs.data)))
+    except PluginError as error:
+        raise PluginError(f"the run trains on {needs.data} data: {error}") from error
+    return plugin
 
 
 def imported(info: PluginInfo) -> Any:

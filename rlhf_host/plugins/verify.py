@@ -60,9 +60,7 @@ def _inspect(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """In the child."""
     info = PluginInfo(**job)
     try:
-        inspect = {"preset": _inspect_preset, "server": _inspect_server, "command": _inspect_command}.get(
-            info.kind, _inspect_class
-        )
+        inspect = _INSPECT.get(info.kind, _inspect_class)
         inspection = inspect(info)
     except PluginError as error:
         trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
@@ -99,6 +97,15 @@ def _inspect_server(info: PluginInfo) -> Inspection:
     return Inspection(problem=problem, file=_file_of(cls.__module__))
 
 
+def _inspect_data(info: PluginInfo) -> Inspection:
+    from rlhf_host.plugins.selection import imported
+
+    plugin = imported(info)
+    lacking = [name for name in ("refusals", "read", "look", "length") if not hasattr(plugin, name)]
+    problem = f"{info.value} has no {lacking[0]}: rlhf_host.protocols.DataPlugin says what is needed" if lacking else ""
+    return Inspection(problem=problem, file=_file_of(info.module))
+
+
 def _inspect_command(info: PluginInfo) -> Inspection:
     from rlhf_host.plugins.reach import unreachable
     from rlhf_host.plugins.selection import load_command
@@ -119,6 +126,10 @@ def _inspect_preset(info: PluginInfo) -> Inspection:
         return Inspection(problem=f"{file}: {' '.join(str(error).split())}", file=str(file))
     problem = "" if isinstance(content, dict) else f"{file}: a preset is a mapping of settings"
     return Inspection(problem=problem, file=str(file))
+
+
+_INSPECT = {"preset": _inspect_preset, "server": _inspect_server, "data": _inspect_data, "command": _inspect_command}
+"""Kinds that have no hooks, options or traits → what looks at one of their plugins."""
 
 
 def _file_of(module: str) -> str:

@@ -1,4 +1,4 @@
-"""Interfaces of engines, backends, runtimes, weight syncs, kernels and servers. Imports no torch.
+"""Interfaces of engines, backends, runtimes, weight syncs, kernels, servers and data. Imports no torch.
 
 The host creates a plugin of these kinds as ``Plugin(options)``. This must be cheap and have no side effects. The host reads
 ``traits`` from this object, so they may depend on the options. ``start`` does the work. Only the host creates the records that
@@ -20,6 +20,7 @@ from rlhf_host.protocols.backends import (
     StepResult,
 )
 from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits, Writer
+from rlhf_host.protocols.data import DataPlugin, GivenData
 from rlhf_host.protocols.engines import (
     Counting,
     Engine,
@@ -64,12 +65,12 @@ from rlhf_host.protocols.syncs import (
 # fmt: off
 __all__ = [
     "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking",
-    "Compute", "Counting", "CountsSent", "CountsServing", "CountsTraining", "Decoder", "DeviceGroup", "DeviceKind", "Engine",
-    "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "Grouping", "KeepsTypes", "Kernels", "KernelsPlugin", "Loader",
-    "Measured", "Ranks", "RewardForm", "RunsPasses", "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits",
-    "ServedModel", "Server", "ServerPlugin", "ServerSession", "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels",
-    "StepResult", "SyncEnd", "SyncTarget", "Tensors", "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use",
-    "WakesInParts", "WeightSource", "WeightSync", "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights",
-    "Writer",
+    "Compute", "Counting", "CountsSent", "CountsServing", "CountsTraining", "DataPlugin", "Decoder", "DeviceGroup",
+    "DeviceKind", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "GivenData", "Grouping",
+    "KeepsTypes", "Kernels", "KernelsPlugin", "Loader", "Measured", "Ranks", "RewardForm", "RunsPasses", "Runtime",
+    "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server", "ServerPlugin", "ServerSession",
+    "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
+    "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync",
+    "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]
 # fmt: on

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.data.sources import NO_ROWS, PythonRows
+from rlhf_host.data.sources import NO_ROWS
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.protocols.data import PythonRows
 from rlhf_host.training.inputs import tasks_of
 from rlhf_host.training.saved_rows import SavedStep, TrajectoryFile
 from rlhf_host.training.session import session

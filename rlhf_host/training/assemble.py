@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_host.config.defaults import RunTraits, kernels_to_try, plugin_spec, weight_sync_plugin
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
@@ -18,36 +18,22 @@ from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart, SyncTarget, WeightSource, WeightSyncStart
-from rlhf_host.records.episodes import Sampling, Task, Trajectory
-from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
-from rlhf_host.rollouts.admission import Admission, InAdvance
+from rlhf_host.records.episodes import Sampling, Task
+from rlhf_host.records.needs import Needs, RoleHandle
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Barrier, Gate
-from rlhf_host.rollouts.overtaking import Overtaking
-from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.runs.models import step_model
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
-from rlhf_host.training.events import EventLoop, ended_by_sigterm
-from rlhf_host.training.inputs import Inputs
+from rlhf_host.training.events import ended_by_sigterm
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
-from rlhf_host.training.rollout_source import RolloutSource
-from rlhf_host.training.sampled_rollouts import Rollouts, SampledRollouts
-from rlhf_host.training.source import Source
 from rlhf_host.weight_sync.bring import Bring, Probe, start_sync
 
-if TYPE_CHECKING:  # imported where a run trains on rows: others load none of it
-    from rlhf_host.data.units import UnitSet
-    from rlhf_host.training.kept_logprobs import KeptLogprobs
-    from rlhf_host.training.row_source import RowBatches, RowSource
-
 log = logging.getLogger(__name__)
-
-NONE_KEPT: Mapping[str, KeptLogprobs] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +46,6 @@ class Started:
     needs: Needs
     roles: Mapping[str, RoleConfig]
     tokenizer: Any
-    kept: Mapping[str, KeptLogprobs]
-    """Role that is not loaded → its log-probabilities."""
     endpoints: Endpoints
     gate: Gate | None
     """Before the engine, where something samples."""
@@ -122,8 +106,8 @@ async def _not_started(targets: Sequence[SyncTarget], source: WeightSource, vers
     raise AssertionError("weights are brought to engines by runs that sample and train")
 
 
-def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, KeptLogprobs] = NONE_KEPT) -> Started:
-    """Starts the runtime. ``kept``: log-probabilities of roles that are not loaded."""
+def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
+    """Starts the runtime."""
     traits = RunTraits.of(config)
     phase(f"Loading {', '.join(start.roles)}" + (f", starting the engine {config.engine.name}" if start.engine else ""))
 
@@ -157,21 +141,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart, kept: Mapping[str, Kep
     stateful = start.total_updates and config.async_depth and {*manager.names("score")} & {*manager.names("state_dict")}
     scoring = Barrier() if stateful else None
     needs, roles = start.needs, start.roles
-    return Started(runtime, traits, handles, needs, roles, start.tokenizer, kept, endpoints, gate, scoring, bring)
-
-
-def row_batches(config: RunConfig, manager: PluginManager, started: Started) -> RowBatches:
-    from rlhf_host.training.row_source import RowBatches
-
-    trainer, temperature = started.runtime.trainer, config.rollout.temperature
-    return RowBatches(manager, started.needs, trainer, temperature, started.tokenizer, started.kept)
-
-
-def row_source(config: RunConfig, manager: PluginManager, units: UnitSet, batches: RowBatches) -> RowSource:
-    from rlhf_host.training.row_source import RowSource
-
-    epochs = config.data.epochs if config.train.steps is None else None
-    return RowSource(units, stream_of(config, manager, units.tasks()), batches, size=config.train.batch_size, epochs=epochs)
+    return Started(runtime, traits, handles, needs, roles, start.tokenizer, endpoints, gate, scoring, bring)
 
 
 def stream_of(config: RunConfig, manager: PluginManager, tasks: TaskSet) -> TaskStream:
@@ -194,53 +164,6 @@ def evaluation_of(
     episodes = episodes_of(config, manager, started, data, settings)
     collector = Collector(episodes, n=settings.n, seed=settings.seed, split="eval")
     return Evaluation(held_out.tasks, collector, settings, started.handles, started.tokenizer)
-
-
-def source_of(config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop) -> Source:
-    """Returns the source of the run's batches."""
-    if inputs.units is not None:
-        return row_source(config, manager, inputs.units, row_batches(config, manager, started))
-    context = ScoreContext("train", 0, started.handles, inputs.tokenizer)
-    rollouts: Rollouts | None = inputs.saved
-    if rollouts is None:
-        collector = collector_of(config, manager, started)
-        rollouts = sampled_rollouts(config, inputs, collector, context, waves=started.traits.engine.waves)
-    return RolloutSource(rollouts, config, manager, started.needs, started.runtime.trainer, context, events)
-
-
-def sampled_rollouts(
-    config: RunConfig, inputs: Inputs, collector: Collector, context: ScoreContext, *, waves: bool
-) -> Rollouts:
-    """Rollouts that are sampled in turns with training, or ahead of it.
-
-    Args:
-        waves: the engine answers in waves.
-    """
-    assert inputs.tasks is not None
-    manager, size, depth = collector.manager, config.train.batch_size, config.async_depth
-    stream = stream_of(config, manager, inputs.tasks)
-    # An engine that works in waves wants all requests at once, and a plugin that chooses tasks all of a round.
-    if not depth and (waves or manager.has("draw_tasks")):
-        return SampledRollouts(stream, collector, size)
-    sizes = size, depth, inputs.steps(config), size * (1 + config.rollout.max_refills)
-    most, rule = config.pipeline.max_staleness, Admission if depth or not stream.goes_back else InAdvance
-    admission = rule(*sizes) if most is None else Overtaking(*sizes, max_staleness=most)
-    return Pipeline(stream, collector, admission, context, fixed=config.pipeline.schedule == "fixed")
-
-
-def evaluate_of(
-    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop
-) -> Callable[[int], tuple[dict[str, float], list[Trajectory]]] | None:
-    """Returns the function that evaluates after a step, if there is held-out data."""
-    if inputs.held_out_units is not None:
-        from rlhf_host.training.row_evaluation import RowEvaluation
-
-        batches = row_batches(config, manager, started)
-        return RowEvaluation(inputs.held_out_units, batches, started.runtime.trainer).run
-    if inputs.held_out is None:
-        return None
-    evaluation = evaluation_of(config, manager, started, inputs.held_out, config.eval.data)
-    return lambda step: events.run(evaluation.run(step))
 
 
 def episodes_of(

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from rlhf_host.config.schema import RunConfig, TrainConfig
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.models.passes import WORTHWHILE
-
-if TYPE_CHECKING:
-    from rlhf_host.data.units import UnitSet
 
 Cost = Callable[[list[int]], int]
 """Rows → tokens of one pass over them."""
@@ -102,33 +95,6 @@ def deal(units: Sequence[list[int]], sizes: Sequence[float], count: int) -> list
         heapq.heapreplace(loads, (load + sizes[number], hand))
         hands[hand].append(number)
     return [[list(units[number]) for number in sorted(hand)] for hand in hands]
-
-
-def refuse_large_units(units: UnitSet, train: TrainConfig, *, scalar: bool) -> None:
-    """Raises ``UserError`` if rows that must stay together cost more than a micro-batch may, in the layout of a training step.
-    This check runs before training, so that no run ends there.
-
-    Args:
-        scalar: the model has a scalar head, so that the last token is computed too.
-    """
-    from rlhf_host.data.unit_store import unit_lengths
-
-    for name, source in units.sources.items():
-        lengths = unit_lengths(source).astype(np.int64)
-        prompts, completions = lengths[:, 0, 0], lengths[:, :, 1] - (not scalar)
-        line = prompts + completions.sum(1)
-        costs = padded = lengths.shape[1] * (prompts + completions.max(1))
-        if train.shared_prefix != "off":
-            costs = line if train.shared_prefix == "on" else np.where(line <= WORTHWHILE * padded, line, padded)
-        number = int(costs.argmax())
-        if costs[number] > train.max_tokens_per_microbatch:
-            row = source[number].rows[0]
-            raise UserError(
-                f"{name}: pair {number + 1:,} (a prompt of {len(row.prompt_ids):,} tokens, answers of"
-                f" {' and '.join(f'{length:,}' for length in lengths[number, :, 1])}) costs {costs[number]:,} tokens, and its rows"
-                f" must stay together: set --train.max-tokens-per-microbatch {costs[number]} or more"
-                f" (now {train.max_tokens_per_microbatch}), or a smaller --data.max-tokens"
-            )
 
 
 def refuse_large_answers(config: RunConfig, context: int | None, prompt: int) -> str | None:

@@ -12,7 +12,6 @@ from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.torch_files import OTHER
 from rlhf_host.training.checkpoints import TRAINER, Checkpoint, model_written
-from rlhf_host.training.saved_rollouts import SavedRollouts
 from rlhf_host.training.trained_roles import check_state
 
 STATE_KEYS = {"version", "best", "pending", "rates", "stopped", "stream", "plugins", "config"}
@@ -48,31 +47,25 @@ def refuse_lost(config: RunConfig, needs: Needs, checkpoint: Checkpoint) -> None
         )
 
 
-def refuse_finished(
-    config: RunConfig, checkpoint: Checkpoint, run_dir: Path, steps: int | None, saved: SavedRollouts | None, *, rows: bool
-) -> None:
+def refuse_finished(config: RunConfig, checkpoint: Checkpoint, run_dir: Path, end: tuple[int | None, str]) -> None:
     """Raises ``UserError`` if nothing is left to do, or the run was of another kind.
 
     Args:
-        steps: number of steps of the whole run, if known.
-        saved: saved trajectories that it trains on in place of sampling.
-        rows: True if it trains on a data set.
+        end: as ``GivenData.end``; no number where the data is not read yet.
     """
-    before = "trajectories" in checkpoint.state["stream"]
-    if before != (saved is not None):
+    before, now_saved = "trajectories" in checkpoint.state["stream"], config.from_trajectories is not None
+    if before != now_saved:
         then, now = ("from saved trajectories", "sampling") if before else ("sampling", "from saved trajectories")
         raise UserError(
             f"{run_dir} was trained {then}, and cannot continue {now}: start a new run with --actor.model {run_dir}/model"
         )
     if checkpoint.state["pending"] is not None or (config.checkpoint.final and not model_written(run_dir, checkpoint)):
         return
-    if saved is not None and checkpoint.step >= saved.steps:
-        raise UserError(f"{run_dir} is finished at step {checkpoint.step}: {saved.path} has no more steps")
     if (reason := checkpoint.state["stopped"]) is not None:
         raise UserError(
             f"{run_dir} was stopped after step {checkpoint.step} by {reason}; to train further, start a new run with"
             f" --actor.model {checkpoint.role('actor')}"
         )
-    if steps is not None and checkpoint.step >= steps:
-        more = "--train.steps" if config.train.steps is not None or not rows else "--data.epochs"
-        raise UserError(f"{run_dir} is finished at step {checkpoint.step}; raise {more} to continue")
+    last, told = end
+    if last is not None and checkpoint.step >= last:
+        raise UserError(f"{run_dir} is finished at step {checkpoint.step}{told}")

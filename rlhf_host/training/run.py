@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.run_dir import CONFIG, checkpoint_dirs, locked, written
 from rlhf_host.config.schema import RunConfig
-from rlhf_host.data.sources import NO_ROWS, PythonRows
+from rlhf_host.data.sources import NO_ROWS
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.garbage import frozen
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.needs import Needs, Outcome
+from rlhf_host.protocols.data import GivenData, PythonRows
+from rlhf_host.records.needs import Outcome
 from rlhf_host.training import assemble, disk
 from rlhf_host.training.assemble import Started
 from rlhf_host.training.checkpoints import Checkpoint, link_model, load_checkpoint, take_back_replaced
@@ -74,34 +76,29 @@ def _prepared(
     config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir: Path, resume: Path | None
 ) -> Iterator[tuple[Loop, Started, Checkpoint | None, Sequence[str]]]:
     """Starts everything, and closes everything in the end."""
-    needs = merge_needs(manager)
+    needs, data = merge_needs(manager), inputs.data
     if resume:
         take_back_replaced(resume)
     checkpoint = load_checkpoint(resume) if resume else None
     if checkpoint is not None:
         refuse_foreign(checkpoint)
-        refuse_finished(config, checkpoint, run_dir, inputs.steps(config), inputs.saved, rows=inputs.units is not None)
+        refuse_finished(config, checkpoint, run_dir, data.end(config))
         refuse_lost(config, needs, checkpoint)
-    updates = inputs.steps(config) * config.train.updates_per_batch
+    updates = data.steps(config) * config.train.updates_per_batch
     models = models_of(needs, checkpoint.role) if checkpoint else {}
-    kept = assemble.NONE_KEPT
-    loaded: Needs = needs
-    if any(role.precompute for role in config.roles.values()):
-        from rlhf_host.training.precompute import precomputed, without
-
-        kept = precomputed(config, manager, needs, inputs)
-        loaded = without(needs, kept)
+    computed = data.computed(config, manager, needs)
+    loaded = replace(needs, roles=tuple(need for need in needs.roles if need.name not in computed))
     start = assemble.runtime_start(config, manager, loaded, inputs.tokenizer, updates, models)
     traits = RunTraits.of(config)
-    if (pictured := inputs.pictured) and start.engine is not None and not traits.engine.images:
+    if (pictured := data.pictured) and start.engine is not None and not traits.engine.images:
         raise UserError(f"engine {config.engine.name} takes no prompts with pictures: choose another --engine")
     _, outlines = rehearse(start, remote=traits.runtime.remote, pictured=pictured)
-    notices = [*inputs.notices, *disk.told(config, start, outlines, run_dir, inputs.steps(config))]
+    notices = [*data.report, *disk.told(config, start, outlines, run_dir, data.steps(config))]
     del outlines
-    started = assemble.start_runtime(config, start, kept)
+    started = assemble.start_runtime(config, start)
     with event_loop(config.debug) as events:
         try:
-            loop = _loop(config, manager, started, inputs, events, run_dir)
+            loop = _loop(config, manager, started, data, events, run_dir)
             if checkpoint is not None:
                 loop.keeper.restore(checkpoint)
             elif resume is not None:
@@ -114,7 +111,7 @@ def _prepared(
 
 
 def _loop(
-    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
+    config: RunConfig, manager: PluginManager, started: Started, data: GivenData, events: EventLoop, run_dir: Path
 ) -> Loop:
     parts = RunParts(
         config=config,
@@ -122,7 +119,7 @@ def _loop(
         needs=started.needs,
         runtime=started.runtime,
         bring=started.bring,
-        source=assemble.source_of(config, manager, started, inputs, events),
+        source=data.source(config, manager, started, events),
         events=events,
         run_dir=run_dir,
         progress=Progress(),
@@ -131,8 +128,8 @@ def _loop(
     return Loop(
         parts,
         CheckpointKeeper(parts, started.scoring),
-        evaluate=assemble.evaluate_of(config, manager, started, inputs, events),
-        planned=inputs.steps(config),
+        evaluate=data.evaluate(config, manager, started, events),
+        planned=data.steps(config),
         gate=started.gate,
         in_flight=started.traits.in_flight(config),
     )

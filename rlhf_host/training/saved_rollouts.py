@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
-from rlhf_host.records.needs import ScoreContext
+from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.records.needs import Needs, ScoreContext
 from rlhf_host.rollouts.collect import Collected, Played
-from rlhf_host.training.saved_rows import SavedStep, decoder, read_steps
+from rlhf_host.training.assemble import Started
+from rlhf_host.training.events import EventLoop
+from rlhf_host.training.inputs import RAISE_STEPS
+from rlhf_host.training.rollout_source import RolloutSource
+from rlhf_host.training.saved_rows import SavedStep, check_vocabulary, decoder, read_steps
+from rlhf_host.training.source import Source
 
 
 class SavedRollouts:
@@ -103,3 +110,40 @@ class SavedRollouts:
                 raise UserError(
                     f"{step.where}: sampled with {name} {value:g}, and rollout.{name} is {wanted:g}: set {flag} {value:g}"
                 )
+
+
+@dataclass(slots=True)
+class SavedData:
+    """``GivenData`` of a run that trains on a file."""
+
+    rollouts: SavedRollouts
+    pictured: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Raises ``UserError`` as ``SavedRollouts``, and for tokens that the actor does not have."""
+        rollouts = SavedRollouts(config)
+        check_vocabulary(rollouts.saved, config.roles["actor"])
+        return cls(rollouts)
+
+    @property
+    def report(self) -> list[str]:
+        return self.rollouts.report
+
+    def steps(self, config: RunConfig) -> int:
+        return self.rollouts.steps if config.train.steps is None else config.train.steps
+
+    def end(self, config: RunConfig) -> tuple[int, str]:
+        if self.steps(config) < self.rollouts.steps:
+            return self.steps(config), RAISE_STEPS
+        return self.rollouts.steps, f": {self.rollouts.path} has no more steps"
+
+    def computed(self, config: RunConfig, manager: PluginManager, needs: Needs) -> Sequence[str]:
+        return ()
+
+    def source(self, config: RunConfig, manager: PluginManager, started: Started, events: EventLoop) -> Source:
+        context = ScoreContext("train", 0, started.handles, started.tokenizer)
+        return RolloutSource(self.rollouts, config, manager, started.needs, started.runtime.trainer, context, events)
+
+    def evaluate(self, config: RunConfig, manager: PluginManager, started: Started, events: EventLoop) -> None:
+        """Nothing is evaluated: nothing is sampled."""

@@ -17,13 +17,12 @@ from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
+from rlhf_host.protocols.data import Split
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
 from rlhf_host.records.pictures import is_list, is_picture, pictures_in
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, provenance, record
-
-Split = Literal["train", "eval"]
 
 WITH_TOKENS = "write token ids too: rlhf rollout does, and rlhf train with --trajectories.tokens"
 

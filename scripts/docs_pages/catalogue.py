@@ -41,6 +41,7 @@ FLAGS = {
     "runtime": "--runtime",
     "kernels": "--kernels",
     "server": "",
+    "data": "",
     "command": "rlhf",
 }
 """Kind → what is typed before its name."""
@@ -59,6 +60,7 @@ KINDS = {
     "runtime": "Runtimes",
     "kernels": "Kernels",
     "server": "Servers",
+    "data": "Data",
     "command": "Commands",
 }
 

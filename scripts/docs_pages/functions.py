@@ -6,12 +6,14 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import rlhf_authoring
 import rlhf_samples
 from pydantic import BaseModel
 from rlhf_authoring.contracts import subject as contracts
+from rlhf_rows import losses
 
 from docs_pages.markdown import code, options_table, prose
 from docs_pages.records import record
@@ -27,13 +29,28 @@ def functional_page() -> str:
         + ", ".join(code(name) for name in functional.policy_losses)
         + ".",
     ]
-    for name in functional.__all__:
-        value = getattr(functional, name)
+    return "\n\n".join([*parts, *_library(functional)])
+
+
+def losses_page() -> str:
+    parts = [
+        "# Losses of rows",
+        "`rlhf_rows.losses`, of the package `rlhf-rows`: losses of pairs and of single answers. Importing it loads no torch.",
+        "`losses.preference_losses` maps a name to the loss of each pair: "
+        + ", ".join(code(name) for name in losses.preference_losses)
+        + ".",
+    ]
+    return "\n\n".join([*parts, *_library(losses)])
+
+
+def _library(module: ModuleType) -> Iterator[str]:
+    """Functions and options, in the order of ``__all__``."""
+    for name in module.__all__:
+        value = getattr(module, name)
         if inspect.isfunction(value):
-            parts += _function(name, value)
+            yield from _function(name, value)
         elif isinstance(value, type) and issubclass(value, BaseModel):
-            parts += [f"## `{name}` {{ #{name} }}", prose(value.__doc__ or ""), options_table(describe_options(value))]
-    return "\n\n".join(parts)
+            yield from (f"## `{name}` {{ #{name} }}", prose(value.__doc__ or ""), options_table(describe_options(value)))
 
 
 def python_page() -> str:

@@ -12,10 +12,22 @@ from typing import Any
 
 from docs_pages.markdown import code, prose, table
 from rlhf_host import protocols
-from rlhf_host.protocols import backends, common, engines, kernels, memory, reward_forms, runtimes, servers, step_models, syncs
+from rlhf_host.protocols import (
+    backends,
+    common,
+    data,
+    engines,
+    kernels,
+    memory,
+    reward_forms,
+    runtimes,
+    servers,
+    step_models,
+    syncs,
+)
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 
-PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels, servers, memory, step_models, reward_forms)
+PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels, servers, data, memory, step_models, reward_forms)
 
 
 def records_page() -> str:

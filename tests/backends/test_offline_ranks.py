@@ -15,11 +15,12 @@ import torch
 from rlhf_plugin_dpo import DPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
+from rlhf_rows.source import group_of
+from rlhf_rows.units import Row, Unit
 
 from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.data.units import Row, Unit
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.ray.batch_shards import deal_rows
 from rlhf_host.models.loading import load_model
@@ -28,9 +29,9 @@ from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import AlgoNeeds
+from rlhf_host.training.batches import Batches
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.role import Role
-from rlhf_host.training.row_source import RowBatches
 from rlhf_host.training.worker import Worker
 
 sys.path.append(str(Path(__file__).parent))
@@ -80,9 +81,8 @@ def train(ranks: Ranks, model: Path, algo: str, kind: str) -> dict[str, Any]:
         training = {"backend": backend, "settings": settings, "total_updates": 10, "ranks": ranks} if need.trainable else {}
         roles[need.name] = Role.of(need.name, loaded, TRAIN, **training)
     worker = Worker(roles, manager, TRAIN, needs, ranks)
-    batches = RowBatches(manager, needs, None, 1.0, None)
-    groups = [batches.group(unit, Task("", index=number, source="made-up"), 0) for number, unit in enumerate(units(algo))]
-    whole = batches.rows(groups, 1, 0)
+    groups = [group_of(unit, Task("", index=number, source="made-up"), 0, str) for number, unit in enumerate(units(algo))]
+    whole = Batches(manager, needs, 1.0).rows(groups, step=1)
     if "reference" in roles:
         whole.logprobs["reference"] = worker.outputs("reference", "logprobs", whole)
     mine = deal_rows(whole, ranks.size, unit_rows=AlgoNeeds.of(needs).unit_rows)[ranks.rank]

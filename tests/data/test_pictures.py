@@ -14,11 +14,11 @@ from threading import Thread
 import datasets
 import pytest
 from PIL import Image
+from rlhf_rows.load_units import load_units
 from transformers import AutoTokenizer
 
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.codec import ChatCodec, with_pictures
-from rlhf_host.data.load_units import load_units
 from rlhf_host.data.pictures import as_messages, picture_of
 from rlhf_host.data.processor import Processor
 from rlhf_host.data.sources import load_tasks
@@ -230,11 +230,11 @@ def test_rows_with_answers_keep_spans_and_pictures(models, pictures, tmp_path, m
         "e<|im_end|>",
     ]
     assert short(tokenizer, row.completion_ids).count("*") == len(Processor.beside(tokenizer).tokens(row.images[1]))
-    monkeypatch.setattr("rlhf_host.data.unit_store.MOST_IN_MEMORY", 1)
+    monkeypatch.setattr("rlhf_rows.unit_store.MOST_IN_MEMORY", 1)
     assert read() == (row, fingerprint)  # written
     assert read() == (row, fingerprint)  # from the cache
     seeing.noise(pictures[1], (28, 70), 77)
-    monkeypatch.setattr("rlhf_host.data.unit_store.MOST_IN_MEMORY", 20_000)
+    monkeypatch.setattr("rlhf_rows.unit_store.MOST_IN_MEMORY", 20_000)
     (tmp_path / "d.jsonl").write_text((tmp_path / "d.jsonl").read_text() + "\n")
     assert read()[1] != fingerprint, "another picture is other data"
 
@@ -353,7 +353,7 @@ def test_an_answer_that_would_learn_a_placeholder_is_refused(models, pictures, t
 
 def test_stored_rows_are_read_anew_where_pictures_or_the_processor_differ(models, tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("rlhf_host.data.unit_store.MOST_IN_MEMORY", 1)
+    monkeypatch.setattr("rlhf_rows.unit_store.MOST_IN_MEMORY", 1)
     model = tmp_path / "model"
     shutil.copytree(models["qwen"], model)
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from rlhf_rows.formats import NAMES
 
 from rlhf_host.cli.main import main
-from rlhf_host.data.formats import NAMES
 
 from .conftest import DOCS, blocks
 

@@ -46,7 +46,7 @@ RUNS = {
 
 
 def test_every_kind_that_authors_write_has_a_page():
-    plain = {"engine": "engines", "backend": "backends", "runtime": "runtimes", "server": "serving"}
+    plain = {"engine": "engines", "backend": "backends", "runtime": "runtimes", "server": "serving", "data": "offline"}
     assert set(KIND_OF.values()) == set(GROUPS) - plain.keys()
     assert all(path.is_file() for path in (*PAGES.values(), *(DOCS / f"{page}.md" for page in plain.values())))
 

@@ -13,14 +13,14 @@ from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_dpo import CDPO, CPO, TPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
+from rlhf_rows import losses
 
 from rlhf_host import LossTerm, Metric, Outputs
-from rlhf_host import functional as F
 from rlhf_host.training.reduction import Denominators, reduced, row_weights, token_weights
 
 from .conftest import _borrowed
 
-TRL_LOSSES = sorted(set(F.preference_losses) - {"ipo_sum", "orpo"})
+TRL_LOSSES = sorted(set(losses.preference_losses) - {"ipo_sum", "orpo"})
 
 
 @dataclass
@@ -51,8 +51,8 @@ class Rows:
         return of
 
     def preference(self, **options):
-        chosen = F.PreferenceOptions(**options)
-        return self.ours(lambda logprobs: F.preference_loss(Outputs(logprobs=logprobs), self.batch, chosen))
+        chosen = losses.PreferenceOptions(**options)
+        return self.ours(lambda logprobs: losses.preference_loss(Outputs(logprobs=logprobs), self.batch, chosen))
 
 
 def rows_of(lengths, label, units, *, seed=0, spread=1.5):
@@ -68,7 +68,7 @@ def rows_of(lengths, label, units, *, seed=0, spread=1.5):
     batch.unit_id = batch.episode_id = torch.tensor(units)
     batch.columns["label"] = torch.tensor(label)
     batch.logprobs["reference"] = reference.masked_fill(~mask, float("nan"))
-    batch.extra["made_up"] = {"chosen": F.chosen_tokens(batch)}
+    batch.extra["made_up"] = {"chosen": losses.chosen_tokens(batch)}
     return Rows(batch, mask, logprobs, reference)
 
 
@@ -317,7 +317,7 @@ def test_orpo_is_trls_but_for_the_prompt_in_the_likelihood(data, same, offline):
     same(data.preference(loss="orpo", beta=0.3), whole, data.logprobs)
 
 
-@pytest.mark.parametrize("loss", sorted(F.preference_losses))
+@pytest.mark.parametrize("loss", sorted(losses.preference_losses))
 def test_a_long_completion_far_from_the_reference_stays_finite(data, gradient, loss):
     far = torch.where(data.mask, data.reference + torch.where(torch.arange(8).unsqueeze(-1) % 2 == 0, 300.0, -300.0), 0.0)
     noise = {"label_smoothing": 0.2} if loss in ("robust", "exo_pair") else {}
@@ -342,13 +342,15 @@ def test_supervised_losses_are_those_of_trl(data, same, offline, loss):
         inputs = {"labels": torch.zeros(()), "attention_mask": data.mask.long()}
         return offline.sft.SFTTrainer.compute_loss(trainer, lambda **inputs: outputs, inputs)
 
-    options = F.SupervisedOptions(loss=loss)
-    same(data.ours(lambda logprobs: F.supervised_loss(Outputs(logprobs=logprobs), data.batch, options)), of, data.logprobs)
+    options = losses.SupervisedOptions(loss=loss)
+    same(data.ours(lambda logprobs: losses.supervised_loss(Outputs(logprobs=logprobs), data.batch, options)), of, data.logprobs)
 
 
 def test_the_supervised_loss_is_openrlhfs(data, same, openrlhf):
     theirs = openrlhf.loss.SFTLoss()
-    ours = data.ours(lambda logprobs: F.supervised_loss(Outputs(logprobs=logprobs), data.batch, F.SupervisedOptions()))
+    ours = data.ours(
+        lambda logprobs: losses.supervised_loss(Outputs(logprobs=logprobs), data.batch, losses.SupervisedOptions())
+    )
     same(ours, lambda logprobs: theirs(logprobs, data.mask.double()), data.logprobs)
 
 

@@ -11,14 +11,14 @@ import torch
 from rlhf_authoring.contracts.reinforce import manager_of
 from rlhf_authoring.models import tiny_tokenizer
 from rlhf_plugin_reward_model_training import ProcessRewardModel
+from rlhf_rows.load_units import load_units
+from rlhf_rows.source import group_of
 from transformers.loss.loss_utils import ForTokenClassification
 
 from rlhf_host import LossTerm, Outputs
 from rlhf_host.config.schema import DataConfig, DataSource
-from rlhf_host.data.load_units import load_units
 from rlhf_host.rollouts.experience import apply_masks, make_experience
 from rlhf_host.training.reduction import Denominators, token_weights
-from rlhf_host.training.row_source import RowBatches
 
 from .conftest import _borrowed, _take_out
 
@@ -58,9 +58,8 @@ def ours(separator, last):
         rows={"rows": ROWS},
         separator=plugin.needs().separator,
     )
-    batches = RowBatches(None, None, None, 1.0, tiny_tokenizer())
     tasks = units.tasks().tasks
-    groups = [batches.group(units.sources["rows"][index], tasks[index], 0) for index in range(len(ROWS))]
+    groups = [group_of(units.sources["rows"][index], tasks[index], 0, str) for index in range(len(ROWS))]
     batch = make_experience(groups, {}, step=1, max_new_tokens=0, temperature=1.0)
     apply_masks(batch, manager_of(algo=plugin))
     return plugin, batch

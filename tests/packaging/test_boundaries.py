@@ -113,3 +113,17 @@ def test_a_package_imports_public_names_of_the_host(name):
 )
 def test_private_names_are_noticed(source, found):
     assert private(source) == found
+
+
+def test_algorithms_that_train_on_rows_bring_what_reads_them():
+    """Who installs one can train, because its distribution requires ``rlhf-rows``."""
+    text = {name: "".join(path.read_text(encoding="utf-8") for path in SOURCES[name].rglob("*.py")) for name in SOURCES}
+    users = {name for name, source in text.items() if re.search(r"rlhf_rows", source) and name != "rlhf-rows"}
+    users |= {
+        name
+        for name, source in text.items()
+        if "builtin_algos" in SOURCES[name].parts and re.search(r"""data="(?!prompts)\w""", source)
+    }
+    assert users >= {"rlhf-plugin-sft", "rlhf-plugin-dpo", "rlhf-plugin-kto", "rlhf-plugin-distill", "rlhf-plugin-ptx"}
+    projects = {name: (SOURCES[name].parent / "pyproject.toml").read_text(encoding="utf-8") for name in users}
+    assert [name for name, project in projects.items() if '"rlhf-rows>=' not in project] == []

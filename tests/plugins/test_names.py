@@ -19,7 +19,9 @@ from rlhf_host.plugins.discovery import HOST
 HOME = Path(rlhf_host.__file__).parent
 LISTED = json.loads((resources.files("rlhf_host.plugins") / "index.json").read_text())["distributions"]
 
-PLUGINS = [(plugin["name"], entry["name"]) for entry in LISTED for plugin in entry["plugins"] if plugin["kind"] != "command"]
+FORMS = ("command", "data")
+"""Kinds whose names the host has to know: its own commands, and the values of ``Needs.data``."""
+PLUGINS = [(plugin["name"], entry["name"]) for entry in LISTED for plugin in entry["plugins"] if plugin["kind"] not in FORMS]
 NAMES = {name for name, _ in PLUGINS}
 HOSTS = {name for name, distribution in PLUGINS if distribution == HOST}
 

@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 from rlhf_authoring.models import write_tiny_model
+from rlhf_rows import stored_logprobs
 from safetensors.torch import load_file, save_file
-
-from rlhf_host.training import kept_logprobs
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_rows_made_of_batches_are_kept_for_the_same_order_only(run):
 
 def test_a_row_that_was_not_there_is_an_error_and_no_other_rows_numbers(run, rlhf_here, tmp_path, monkeypatch):
     run("first", "dpo", *PRECOMPUTE)
-    monkeypatch.setattr(kept_logprobs, "_digest", lambda prompt, completion, images: (7, 7))
+    monkeypatch.setattr(stored_logprobs, "_digest", lambda prompt, completion, images: (7, 7))
     with pytest.raises(AssertionError, match=r"a row of step 0 was not there when log-probabilities were computed .* remove"):
         run("again", "dpo", *PRECOMPUTE)
 

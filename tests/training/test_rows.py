@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_rows import data as rows_data
+from rlhf_rows.units import Row, Unit, UnitSet
 from transformers import AutoModelForCausalLM
 
 import rlhf_host
 from rlhf_host import AlgoNeeds, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
-from rlhf_host.data.units import Row, Unit, UnitSet
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.training import inputs
 
 
 class Sft:
@@ -76,11 +76,11 @@ def run(tiny_model, tmp_path, monkeypatch):
     def train(algo, units, held_out=None, *, name="run", resume=False, **settings):
         sets = {"train": units, "eval": held_out}
 
-        def load(config, data, split, *rest):
+        def load(data, *, split, **rest):
             sources = sets[split] if isinstance(sets[split], dict) else {"made-up": sets[split]}
             return UnitSet(sources, dict.fromkeys(sources, 1.0), repr(sources), [])
 
-        monkeypatch.setattr(inputs, "units_of", load)
+        monkeypatch.setattr(rows_data, "load_units", load)
         config = {"train.batch_size": 4, "actor.lr": 1e-3, "checkpoint.every": 0, **settings}
         folder = tmp_path / name
         where = {"resume": folder} if resume else {"run_dir": folder, "model": tiny_model, "data": "made-up.jsonl"}
@@ -207,7 +207,7 @@ def test_a_finished_run_says_how_to_go_on(run):
 
 
 def test_an_evaluation_is_the_mean_over_all_held_out_tokens(run, tiny_model, monkeypatch):
-    monkeypatch.setattr("rlhf_host.training.row_evaluation.UNITS", 3)  # several batches, of unequal sizes
+    monkeypatch.setattr("rlhf_rows.evaluation.UNITS", 3)  # several batches, of unequal sizes
     one, two = rows(7, 3), rows(4, 4)
     settings = {"train.steps": 1, "eval.at_end": False}
     curve, _ = run(Sft(), rows(4), {"one": one, "two": two}, **settings)
@@ -233,7 +233,7 @@ def test_an_evaluation_of_pairs_is_the_mean_over_pairs_and_changes_nothing(run, 
     settings = {"train.steps": 2, "eval.every": 1}
     plain, _ = run(Dpo(), rows(8, pairs=True), name="plain", **{"train.steps": 2})
     small, _ = run(Dpo(), rows(8, pairs=True), held_out, name="small", **settings)
-    monkeypatch.setattr("rlhf_host.training.row_evaluation.UNITS", 2)
+    monkeypatch.setattr("rlhf_rows.evaluation.UNITS", 2)
     large, _ = run(Dpo(), rows(8, pairs=True), held_out, name="large", **settings)
     assert small[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
     for one, two in zip(small, large, strict=True):

@@ -6,33 +6,33 @@ import dataclasses
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
+from rlhf_rows import losses
 
 from rlhf_host import Batch, Experience, LossTerm, Metric, Needs, Outputs, hookimpl
-from rlhf_host import functional as F
 
 
 class DPO:
     """DPO: the chosen completion must be likelier than the rejected one, compared with the reference (arXiv:2305.18290)."""
 
-    Options = F.PreferenceOptions
+    Options = losses.PreferenceOptions
 
-    def __init__(self, options: F.PreferenceOptions):
+    def __init__(self, options: losses.PreferenceOptions):
         self.options = options
 
     @hookimpl
     def needs(self) -> Needs:
-        return F.preference_needs(self.options, lr=1e-6)
+        return losses.preference_needs(self.options, lr=1e-6)
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, Any]:
-        return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+        return {"chosen": losses.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.preference_loss(outputs, batch, self.options)
+        return losses.preference_loss(outputs, batch, self.options)
 
 
-class ConservativeOptions(F.PreferenceOptions):
+class ConservativeOptions(losses.PreferenceOptions):
     label_smoothing: float = Field(0.1, ge=0, lt=0.5, description="share of pairs whose order may be wrong")
 
 
@@ -42,8 +42,8 @@ class CDPO(DPO):
     Options = ConservativeOptions
 
 
-class IPOOptions(F.PreferenceOptions):
-    loss: F.PreferenceLossName = Field("ipo", description="preference loss: ipo compares means over tokens, ipo_sum sums")
+class IPOOptions(losses.PreferenceOptions):
+    loss: losses.PreferenceLossName = Field("ipo", description="preference loss: ipo compares means over tokens, ipo_sum sums")
 
 
 class IPO(DPO):
@@ -52,7 +52,7 @@ class IPO(DPO):
     Options = IPOOptions
 
 
-class CPOOptions(F.PreferenceOptions):
+class CPOOptions(losses.PreferenceOptions):
     loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo"] = Field(
         "sigmoid", description="preference loss; sigmoid_norm (CPO-SimPO) and ipo compare means over tokens, the others sums"
     )
@@ -95,7 +95,7 @@ class TPO(CPO):
 
     @hookimpl
     def needs(self) -> Needs:
-        return dataclasses.replace(F.preference_needs(self.options, lr=1e-6), data="triple")
+        return dataclasses.replace(losses.preference_needs(self.options, lr=1e-6), data="triple")
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from rlhf_rows import losses
 
 from rlhf_host import Batch, Experience, Forbid, Group, LossTerm, Metric, Needs, Outputs, RoleNeed, Trajectory, hookimpl
 from rlhf_host import functional as F
@@ -42,7 +43,7 @@ class KTO:
 
     @hookimpl
     def needs(self) -> Needs:
-        roles, outputs = F.REFERENCE
+        roles, outputs = losses.REFERENCE
         alone = Forbid("train.batch_size", 1, "the KL is estimated from another row's completion: set 2 or more")
         return Needs(
             data="unpaired",

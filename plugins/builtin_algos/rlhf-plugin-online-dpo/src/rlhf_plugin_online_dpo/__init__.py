@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlhf_rows import losses
+
 from rlhf_host import (
     Batch,
     Drop,
@@ -20,7 +22,6 @@ from rlhf_host import (
     UserError,
     hookimpl,
 )
-from rlhf_host import functional as F
 
 EQUAL = 1e-6
 """Rewards that differ by less, relative to the largest from 1 on, are equal."""
@@ -33,14 +34,14 @@ ALL_EQUAL = (
 class OnlineDPO:
     """Online DPO: the best of several answers to a prompt must be likelier than the worst, compared with the reference."""
 
-    Options = F.PreferenceOptions
+    Options = losses.PreferenceOptions
 
-    def __init__(self, options: F.PreferenceOptions):
+    def __init__(self, options: losses.PreferenceOptions):
         self.options = options
 
     @hookimpl
     def needs(self) -> Needs:
-        pairs = F.preference_needs(self.options, lr=1e-6)
+        pairs = losses.preference_needs(self.options, lr=1e-6)
         return replace(pairs, data="prompts", rewards=True, min_group_size=2, weights=None)
 
     @hookimpl
@@ -63,11 +64,11 @@ class OnlineDPO:
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, Any]:
-        return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+        return {"chosen": losses.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.preference_loss(outputs, batch, self.options)
+        return losses.preference_loss(outputs, batch, self.options)
 
 
 def best_and_worst(group: Group) -> tuple[Trajectory, ...]:

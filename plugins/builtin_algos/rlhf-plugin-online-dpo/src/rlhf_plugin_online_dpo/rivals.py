@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from rlhf_rows import losses
 
 from rlhf_host import (
     AlgoNeeds,
@@ -32,7 +33,6 @@ from rlhf_host import (
     UserError,
     hookimpl,
 )
-from rlhf_host import functional as F
 from rlhf_plugin_online_dpo import ALL_EQUAL, differ
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def given(row: Trajectory) -> Trajectory:
 # --- XPO ----------------------------------------------------------------------------------------------
 
 
-class XPOOptions(F.PreferenceOptions):
+class XPOOptions(losses.PreferenceOptions):
     loss: Literal["sigmoid", "ipo_sum"] = Field("sigmoid", description="preference loss: sigmoid as in DPO, or ipo_sum")
     reference_free: bool = Field(False, description="always false: the reference answers too")
     alpha: float = Field(
@@ -137,7 +137,7 @@ class XPO:
 
     @hookimpl
     def needs(self) -> Needs:
-        pairs = F.preference_needs(self.options, lr=1e-6)
+        pairs = losses.preference_needs(self.options, lr=1e-6)
         return replace(pairs, data="prompts", rewards=True, min_group_size=2, weights=None)
 
     @hookimpl
@@ -170,16 +170,16 @@ class XPO:
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, Any]:
-        return {"chosen": F.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+        return {"chosen": losses.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        items = F.preference_loss(outputs, batch, self.options)
-        chosen, rejected = F.pairs(batch)
+        items = losses.preference_loss(outputs, batch, self.options)
+        chosen, rejected = losses.pairs(batch)
         sums = logprobs_of_rows(outputs, batch)
         of_rival = batch.columns["rival"] == 1
         likely = sums[chosen].where(of_rival[chosen], sums[rejected])
-        items.append(LossTerm("exploration", F.on_rows(likely, chosen, rejected), coefficient=self.options.alpha))
+        items.append(LossTerm("exploration", losses.on_rows(likely, chosen, rejected), coefficient=self.options.alpha))
         return [*items, Metric("wins", (~of_rival[chosen]).float())]
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from rlhf_rows import GivenRows, read_rows
 
 from rlhf_host import (
     Batch,
     Extra,
-    GivenRows,
     LossTerm,
     Metric,
     Outputs,
@@ -19,7 +19,6 @@ from rlhf_host import (
     Trajectory,
     UserError,
     hookimpl,
-    read_rows,
 )
 
 __all__ = ["PTX"]

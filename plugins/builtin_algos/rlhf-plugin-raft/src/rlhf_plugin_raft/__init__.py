@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from rlhf_rows import losses
 
 from rlhf_host import AlgoNeeds, Batch, Drop, Group, LossTerm, Metric, Outputs, RoleNeed, Trajectory, hookimpl
-from rlhf_host import functional as F
 
 
 class Options(BaseModel):
@@ -44,7 +44,7 @@ class RAFT:
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
         """Computes ``−log π`` of the chosen answers, a mean over all their tokens."""
-        return F.supervised_loss(outputs, batch, F.SupervisedOptions())
+        return losses.supervised_loss(outputs, batch, losses.SupervisedOptions())
 
     def _best(self, group: Group) -> list[Trajectory]:
         limit = self.options.min_reward

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from rlhf_rows import losses
 
 from rlhf_host import AlgoNeeds, Batch, LossTerm, Metric, Output, Outputs, RoleNeed, hookimpl
-from rlhf_host import functional as F
 from rlhf_plugin_reward_model_training.process import ProcessRewardModel
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class RewardModel:
 
         if outputs.scores is None:
             return
-        places = chosen, rejected = F.pairs(batch)
+        places = chosen, rejected = losses.pairs(batch)
         better, worse = outputs.scores[chosen], outputs.scores[rejected]
         gap = better - worse
-        yield LossTerm("pairs", F.on_rows(-logsigmoid(gap - self._margin(batch, chosen)), *places))
+        yield LossTerm("pairs", losses.on_rows(-logsigmoid(gap - self._margin(batch, chosen)), *places))
         if self.options.center_rewards_coefficient:
-            squares = F.on_rows((better + worse).square(), *places)
+            squares = losses.on_rows((better + worse).square(), *places)
             yield LossTerm("center", squares, coefficient=self.options.center_rewards_coefficient)
         gap = gap.detach()
         yield Metric("accuracy", (gap > 0).float())

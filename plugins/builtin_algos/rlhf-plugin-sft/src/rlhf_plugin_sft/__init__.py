@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from rlhf_rows import losses
+
 from rlhf_host import Batch, LossTerm, Metric, Needs, Outputs, RoleNeed, hookimpl
-from rlhf_host import functional as F
 
 
 class SFT:
     """Supervised fine-tuning: the negative log-likelihood of completions, a mean over the trained tokens of the batch."""
 
-    Options = F.SupervisedOptions
+    Options = losses.SupervisedOptions
 
-    def __init__(self, options: F.SupervisedOptions):
+    def __init__(self, options: losses.SupervisedOptions):
         self.options = options
 
     @hookimpl
@@ -21,4 +22,4 @@ class SFT:
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        return F.supervised_loss(outputs, batch, self.options)
+        return losses.supervised_loss(outputs, batch, self.options)
