@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.runtimes.ports import reserved
+from rlhf_host.distributed.split.ports import reserved
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 4096},
@@ -98,10 +98,10 @@ def all_ranks(given: argparse.Namespace, ranks: int, way: str, directory: str) -
 def one_rank(given: argparse.Namespace, rank: int, size: int, port: int, directory: Path) -> dict[str, float]:
     import torch
 
-    from rlhf_host.backends.ranks import Ranks
     from rlhf_host.config.schema import RoleConfig, TrainConfig
+    from rlhf_host.distributed.split.ranks import Ranks
+    from rlhf_host.distributed.split.weight_reader import load_in_pieces
     from rlhf_host.models.loading import load_model
-    from rlhf_host.models.pieces import load_in_pieces
     from rlhf_host.training.role import Role
 
     plugin: Any

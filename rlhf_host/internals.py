@@ -9,7 +9,6 @@ from __future__ import annotations
 from rlhf_host.lazily import lazily
 
 _NAMES = {
-    "backends.ranks": ["Ranks"],
     "backends.weights": ["in_buckets", "named_weights"],
     "config.defaults": ["RunTraits", "refusals", "weight_sync_plugin"],
     "config.tree": ["role_flag"],
@@ -35,7 +34,6 @@ _NAMES = {
     "models.modes": ["evaluation"],
     "models.outline": ["outline", "weights_of"],
     "models.passes": ["WORTHWHILE"],
-    "models.pieces": ["InPieces", "load_in_pieces"],
     "models.places": ["find_model"],
     "models.room": ["room"],
     "phases": ["counted"],
@@ -50,7 +48,6 @@ _NAMES = {
     "rollouts.experience": ["apply_masks", "apply_rewards", "make_experience"],
     "rollouts.gate": ["Gate"],
     "runtimes.compute": ["Inline", "OneThread"],
-    "runtimes.ports": ["reserved"],
     "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],
     "training.batching": ["group_rows"],
     "training.beside": ["no_rows"],

@@ -37,7 +37,19 @@ from rlhf_host import (
 )
 from rlhf_host import engines as engine_parts
 from rlhf_host.plugins.discovery import GROUPS, UNCHOSEN
-from rlhf_host.protocols import backends, common, data, engines, kernels, reward_forms, runtimes, servers, step_models, syncs
+from rlhf_host.protocols import (
+    backends,
+    common,
+    data,
+    engines,
+    kernels,
+    reward_forms,
+    runtimes,
+    servers,
+    splits,
+    step_models,
+    syncs,
+)
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 from rlhf_host.runtimes import building
 
@@ -45,7 +57,7 @@ SNAPSHOT = Path(__file__).resolve().parent.parent / "tests/api/snapshot.json"
 
 MODULES = (
     *(episodes, generations, messages, endpoints, needs, tensors),
-    *(common, engines, syncs, backends, runtimes, kernels, servers, data, step_models, reward_forms),
+    *(common, engines, syncs, backends, splits, runtimes, kernels, servers, data, step_models, reward_forms),
 )
 
 

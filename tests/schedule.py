@@ -39,7 +39,12 @@ TOGETHER = {
 }
 """Files that one worker takes, one after the other, and why."""
 
-LONGEST = (*TOGETHER["Ray"], "tests/backends/test_ranks.py", "tests/backends/test_offline_ranks.py", *TOGETHER["wheels"])
+LONGEST = (
+    *TOGETHER["Ray"],
+    "tests/distributed/split/test_ranks.py",
+    "tests/distributed/split/test_offline_ranks.py",
+    *TOGETHER["wheels"],
+)
 """Files that take longest, which begin first: begun last, they would be left to one worker."""
 RECORD = "RLHF_RECORD_DURATIONS" in os.environ
 """True if the seconds of what runs are written. Read now: tests change the environment."""

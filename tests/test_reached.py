@@ -32,19 +32,20 @@ def test_a_changed_package_reaches_its_tests_those_that_require_it_and_those_tha
 
 def test_a_changed_test_reaches_itself_and_a_shared_file_its_folder(distances):
     assert [file for file, rule in distances("tests/cli/test_push.py").items() if rule == 0] == ["tests/cli/test_push.py"]
-    assert distances("tests/models/miniatures.py")["tests/models/test_slices.py"] == 0
+    assert distances("tests/models/miniatures.py")["tests/models/test_flex.py"] == 0
 
 
 def test_a_change_of_the_host_reaches_its_room_then_the_rooms_above_and_every_contract(distances):
     found = distances("rlhf_host/models/layouts.py")
-    assert found["tests/models/test_slices.py"] == 1
+    assert found["tests/models/test_flex.py"] == 1
+    assert found["tests/distributed/split/test_slices.py"] == 4
     assert found["tests/training/test_rows.py"] == 4
     assert found["plugins/builtin_algos/rlhf-plugin-rloo/tests/test_contract.py"] == 4
     found = distances("rlhf_host/distributed/deepspeed/backend.py")
     assert found["tests/distributed/deepspeed/test_ray_autotp.py"] == 1
-    assert found["tests/backends/test_ranks.py"] == 3, "below it, and it names deepspeed"
+    assert found["tests/training/test_lora.py"] == 3, "below it, and it names deepspeed"
     above = distances("rlhf_host/training/loop.py")
-    assert above.get("tests/models/test_slices.py", 5) == 5, "models are below training"
+    assert above.get("tests/models/test_flex.py", 5) == 5, "models are below training"
 
 
 def test_within_a_week_every_file_has_its_turn(distances):

@@ -42,7 +42,7 @@ def test_each_distributed_part_has_one_run_at_every_change():
     assert not re.search(
         SLOW["tests/distributed/vllm/test_start.py"][0], "test_with_a_version_it_serves_the_directorys_weights"
     )
-    pattern = re.compile(SLOW["tests/backends/test_ranks.py"][0])
+    pattern = re.compile(SLOW["tests/distributed/split/test_ranks.py"][0])
     name = "test_two_ranks_have_the_gradient_and_take_the_steps_of_one"
     assert not pattern.search(f"{name}[zero-2]")
     assert all(pattern.search(f"{name}[{kind}]") for kind in ("torch", "zero-3", "zero-2-bf16"))

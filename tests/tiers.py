@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 SLOW = {
-    "tests/backends/test_ranks.py": (
+    "tests/distributed/split/test_ranks.py": (
         r"^(?!test_two_ranks_have_the_gradient_and_take_the_steps_of_one\[zero-2\]$)",
         "nineteen kinds of backends in two processes; ZeRO-2 has the gradient of one at every change",
     ),
-    "tests/backends/test_offline_ranks.py": ("", "three algorithms on rows in two processes"),
+    "tests/distributed/split/test_offline_ranks.py": ("", "three algorithms on rows in two processes"),
     "tests/distributed/deepspeed/test_ray_autotp.py": ("", "tensor parallelism on Ray"),
     "tests/distributed/ray/test_slices.py": (
         "one_process|agree",
@@ -165,7 +165,10 @@ SLOW = {
     ),
     "tests/distributed/ray/test_worker_devices.py": ("share_of_the_machine", "workers on Ray count their CPUs"),
     "tests/distributed/deepspeed/test_deepspeed.py": (r"foreign_pickle.*\[2\]", "a second size of a damaged checkpoint"),
-    "tests/models/test_slices.py": (r"about_half|\[heads[12]\]", "sequence parallelism: memory, and other numbers of heads"),
+    "tests/distributed/split/test_slices.py": (
+        r"about_half|\[heads[12]\]",
+        "sequence parallelism: memory, and other numbers of heads",
+    ),
     "tests/cli/test_export.py": ("interrupted_run", "a run that is interrupted, then exported"),
     "tests/docs/test_python_pages.py": ("tests_of_the_testing_page|script_of_the_python_page", "scripts of the pages, whole"),
     "tests/training/test_resume.py": (
@@ -366,7 +369,7 @@ LONG = {
     "tests/distributed/deepspeed/test_deepspeed.py": ("test_a_foreign_pickle_is_refused_in_one_line_and_does_not_run",),
     "tests/models/test_balance.py": ("test_experts_are_used_more_evenly",),
     "tests/models/test_kept.py": ("test_a_shared_line_needs_no_more_memory_at_once_than_padded_rows_of_its_cost",),
-    "tests/models/test_slices.py": ("test_slices_compute_what_one_process_does",),
+    "tests/distributed/split/test_slices.py": ("test_slices_compute_what_one_process_does",),
     "tests/rollouts/test_stalls.py": ("test_a_deadlock_of_the_host_is_noticed_at_once_and_said",),
     "tests/runs/test_signs.py": ("test_a_run_says_it_in_its_log",),
     "tests/runs/test_view.py": ("test_pieces_are_what_the_files_have_and_only_for_those_with_the_address",),

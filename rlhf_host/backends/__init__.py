@@ -1,7 +1,7 @@
 """Optimizer steps.
 
-The names here are for packages with a backend: optimizers by name, schedules, pieces of weights, a pass through a module that
-splits them, memory that waits on the host, and a model's files by every rank. They are provisional. Importing this loads no torch.
+The names here are for packages with a backend: optimizers by name, schedules, pieces of weights, the ranks of one
+process. They are provisional. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.backends.one_process import OneProcess as OneProcess
     from rlhf_host.backends.optimizers import arguments_of as arguments_of
     from rlhf_host.backends.optimizers import check_optimizer as check_optimizer
     from rlhf_host.backends.optimizers import make_optimizer as make_optimizer
     from rlhf_host.backends.optimizers import state_bytes as state_bytes
-    from rlhf_host.backends.packed import run_through as run_through
-    from rlhf_host.backends.parking import Parking as Parking
-    from rlhf_host.backends.parking import Parks as Parks
-    from rlhf_host.backends.parking import distinct as distinct
-    from rlhf_host.backends.shards import deal as deal
-    from rlhf_host.backends.shards import saved_bytes as saved_bytes
-    from rlhf_host.backends.shards import share_writer as share_writer
     from rlhf_host.backends.torch_backend import decayed_groups as decayed_groups
     from rlhf_host.backends.torch_backend import learning_rate as learning_rate
-    from rlhf_host.backends.weights import merged_units as merged_units
-    from rlhf_host.backends.weights import named_buffers as named_buffers
     from rlhf_host.backends.weights import pieces as pieces
     from rlhf_host.models.adapters import has_adapters as has_adapters
     from rlhf_host.models.adapters import merged_weights as merged_weights

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlhf_host.config.pairs import read_pairs
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
-from rlhf_host.models.probes import blocks_of
+from rlhf_host.models.heads import blocks_of
 
 ADAMW, MUON = "AdamW", "Muon"
 UNFIT = ("LBFGS", "SparseAdam", "Optimizer")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
-from rlhf_host.models.adapters import adapter_layers, engine_weights, merged_weights
+from rlhf_host.models.adapters import engine_weights, merged_weights
 from rlhf_host.protocols import Bucket
 
 T = TypeVar("T")
@@ -27,21 +27,6 @@ def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     Adapters are merged and 4-bit weights widened one by one, on demand; the model does not change.
     """
     return merged_weights(model, list(stored_weights(model).items()))
-
-
-def named_buffers(model: nn.Module) -> Bucket:
-    """Returns the persistent buffers under every name they have."""
-    names = set(model.state_dict())
-    return [(name, tensor) for name, tensor in model.named_buffers(remove_duplicate=False) if name in names]
-
-
-def merged_units(model: nn.Module, parameters: Iterable[T]) -> list[list[T]]:
-    """Returns the parameters; those that are merged with each other come together."""
-    owners: dict[Any, Any] = {parameter: layer for _, layer in adapter_layers(model) for parameter in layer.parameters()}
-    units: dict[Any, list[T]] = {}
-    for parameter in parameters:
-        units.setdefault(owners.get(parameter, parameter), []).append(parameter)
-    return list(units.values())
 
 
 def adapter_buckets(model: nn.Module, bucket_bytes: int) -> Iterator[Bucket]:

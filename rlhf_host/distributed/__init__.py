@@ -1,8 +1,8 @@
-"""Runs in several processes: Ray, DeepSpeed, vLLM, and the weight syncs between processes.
+"""Runs in several processes: Ray, DeepSpeed, vLLM, the weight syncs between processes, and what splits a model.
 
 Nothing outside this folder imports it: entry points name the plugins, which are in ``plugin.py`` of each folder. The names here are
-for packages with a weight sync, and for those with an engine that keeps weights of its own. They are provisional. Importing this
-loads no torch.
+for packages: with a runtime of several processes, a backend that splits weights, a weight sync, or an engine that keeps weights of
+its own. They are provisional. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,22 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.distributed.ray.setups import EngineSetup as EngineSetup
+    from rlhf_host.distributed.ray.setups import RemoteRoles as RemoteRoles
+    from rlhf_host.distributed.ray.setups import plain as plain
+    from rlhf_host.distributed.ray.setups import start_engine as start_engine
+    from rlhf_host.distributed.split.gathered import merged_units as merged_units
+    from rlhf_host.distributed.split.gathered import named_buffers as named_buffers
+    from rlhf_host.distributed.split.packed import run_through as run_through
+    from rlhf_host.distributed.split.parking import Parking as Parking
+    from rlhf_host.distributed.split.parking import Parks as Parks
+    from rlhf_host.distributed.split.parking import distinct as distinct
+    from rlhf_host.distributed.split.ports import reserved as reserved
+    from rlhf_host.distributed.split.ranks import Ranks as Ranks
+    from rlhf_host.distributed.split.shards import deal as deal
+    from rlhf_host.distributed.split.shards import saved_bytes as saved_bytes
+    from rlhf_host.distributed.split.shards import share_writer as share_writer
+    from rlhf_host.distributed.split.weight_reader import load_in_pieces as load_in_pieces
     from rlhf_host.distributed.sync.buckets import Wire as Wire
     from rlhf_host.distributed.sync.buckets import note_sent as note_sent
     from rlhf_host.distributed.sync.remote import TRAINER as TRAINER

@@ -94,18 +94,6 @@ def save_adapter(
     config.save_pretrained(str(directory))
 
 
-def write_for_engine(weights: dict[str, torch.Tensor], directory: Path) -> None:
-    """Writes the result of ``adapters.engine_weights`` as files that an engine reads. Raises ``ValueError`` without weights."""
-    if not weights:
-        raise ValueError("no weights of an adapter came")
-    rank = next(tensor.shape[0] for name, tensor in weights.items() if ".lora_A." in name)
-    targets = sorted({name.rsplit(".", 3)[1] for name in weights})
-    directory.mkdir(parents=True)
-    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
-    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
-    (directory / CONFIG).write_text(json.dumps(settings))
-
-
 def rank_of(directory: str | Path) -> int:
     """Returns the largest rank in an adapter."""
     settings = _read(directory)

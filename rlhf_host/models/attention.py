@@ -5,8 +5,6 @@ sdpa to single queries without copies.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,8 +16,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_host.models.layouts import count_up
-from rlhf_host.models.slices import Slices
-from rlhf_host.protocols import SharedRows
+from rlhf_host.protocols import SharedRows, Slices
 
 SHARING = ("sdpa", "flex_attention")
 """Implementations of attention that take ``shared_rows``."""
@@ -60,7 +57,7 @@ def attend(
         ValueError: the model uses its own mask for a shared-prefix line, whose rows that mask cannot describe.
     """
     if slices is not None:
-        return _in_slices(attend, module, query, key, value, attention_mask, shared_rows, slices, **kwargs)
+        return slices.attend(attend, module, query, key, value, attention_mask, shared_rows, **kwargs)
     if kwargs.get("softcap") is not None:
         warnings.warn(f"sdpa leaves out the softcap of {type(module).__name__}: set attn_implementation to eager", stacklevel=2)
     if shared_rows is not None:
@@ -86,7 +83,7 @@ def attend_blocks(
     a shared-prefix line sees, so nothing is gathered for its row.
     """
     if slices is not None:
-        return _in_slices(attend_blocks, module, query, key, value, attention_mask, shared_rows, slices, **kwargs)
+        return slices.attend(attend_blocks, module, query, key, value, attention_mask, shared_rows, **kwargs)
     _allow_versions()
     if shared_rows is not None:
         _refuse_mask(module, attention_mask)
@@ -123,27 +120,6 @@ def line_mask(rows: SharedRows, window: int | None, device: torch.device) -> Blo
         count = len(owner)
         rows.blocks[key] = create_block_mask(sees, None, None, count, count, device=str(device), _compile=device.type == "cuda")
     return rows.blocks[key]
-
-
-def _in_slices(
-    attend: Callable[..., tuple[Tensor, None]],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    rows: SharedRows | None,
-    slices: Slices,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Computes some heads of all processes' tokens, and returns this one's tokens."""
-    query, key, value = slices.to_heads(query, key, value)
-    groups = SimpleNamespace(
-        num_key_value_groups=query.shape[1] // key.shape[1],
-        is_causal=getattr(module, "is_causal", True),
-        training=module.training,
-    )
-    return slices.to_tokens(attend(groups, query, key, value, mask, rows, **kwargs)[0]), None
 
 
 def _refuse_mask(module: nn.Module, mask: Any) -> None:

@@ -56,6 +56,17 @@ def decoder_of(model: Any) -> Any:
     return decoder
 
 
+def blocks_of(model: Any) -> dict[str, nn.Module]:
+    """Returns name → layer of a decoder."""
+    decoder = decoder_of(model)
+    lists = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        return {}
+    name, layers = max(lists, key=lambda item: len(item[1]))
+    prefix = next(place for place, module in model.named_modules() if module is decoder)
+    return {".".join(filter(None, (prefix, name, str(number)))): layer for number, layer in enumerate(layers)}
+
+
 def find_head(model: Any) -> Head | None:
     """Returns the head that turns the decoder's hidden states into the model's logits, checked on a few tokens; None if there
     is none.

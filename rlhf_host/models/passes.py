@@ -37,9 +37,8 @@ from rlhf_host.models.modes import evaluation, in_32_bits, is_narrow
 from rlhf_host.models.output_heads import LanguageHead, Wanted
 from rlhf_host.models.pictures import Reader, Sight, base_of, features_of, first_pictures
 from rlhf_host.models.pictures import inputs as pictured_inputs
-from rlhf_host.models.slices import Slices
 from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
-from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Tensors, Use
+from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Slices, Tensors, Use
 from rlhf_host.records.pictures import Shown
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
 
@@ -65,7 +64,7 @@ class Passes:
         balance: passes with gradients also return ``router_loss``.
         reader: turns pictures into tensors; default: the processor beside the model's files.
         slices: this process computes a part of every line of rows, and all processes of them get the same results.
-        probe: a small model of the same kind, which is examined in place of a model without weights (``models/pieces.py``).
+        probe: a small model of the same kind, which is examined in place of a model without weights (``InPieces``).
     """
 
     def __init__(

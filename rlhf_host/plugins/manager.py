@@ -25,7 +25,6 @@ from rlhf_host.errors import PluginError, RunError, UserError, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.answers import changed, other_answer, versions
 from rlhf_host.plugins.discovery import PluginInfo, discover
-from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.plugins.unasked import unasked
@@ -111,21 +110,6 @@ class PluginManager:
         known = discover()
         loaded = [Loaded(s.kind, s.alias, s.locate(known), s.build(known), s.weight, s.options) for s in specs]
         return cls(loaded, threads=threads)
-
-    def specs(self) -> list[PluginSpec]:
-        """The plugins that implement or wrap a worker hook, in selection order, for other processes.
-
-        Raises:
-            PluginError: for one given as a Python object, which only this process has.
-        """
-        needed = [item for item in self.loaded if any(RULES[hook].where == "worker" for hook in self.hooks(item.key))]
-        for item in needed:
-            if item.info.distribution == PYTHON:
-                raise PluginError(
-                    f"{item.kind} {item.alias!r} is a Python object, and workers in other processes find plugins by name: install"
-                    " it as a plugin, or stay in this process"
-                )
-        return [PluginSpec(item.kind, item.alias, item.info, item.options, item.weight) for item in needed]
 
     def names(self, hook: str, kind: str | None = None) -> list[str]:
         """Keys of the plugins that implement ``hook``, in selection order; those that only wrap it are not among them."""

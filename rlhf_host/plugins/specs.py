@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_host import __version__
 from rlhf_host.errors import PluginError
-from rlhf_host.plugins.discovery import HOST, PROTOCOLS, PluginInfo
+from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo
 from rlhf_host.plugins.libraries import require_libraries
 from rlhf_host.plugins.python_objects import make_object
 from rlhf_host.plugins.selection import build, find
@@ -65,11 +64,3 @@ class PluginSpec:
         if self.kind in PROTOCOLS:
             require_libraries(info, plugin)
         return plugin
-
-
-def check_host(version: str) -> None:
-    """Raises ``PluginError`` when this process has another version of the host than the controller."""
-    if version != __version__:
-        raise PluginError(
-            f"the controller has {HOST} {version}, and {platform.node()} has {__version__}; install the same version on every node"
-        )

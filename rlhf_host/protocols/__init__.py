@@ -15,8 +15,6 @@ from rlhf_host.protocols.backends import (
     BackendStart,
     BackendTraits,
     Ranks,
-    RunsPasses,
-    SplitsFrozen,
     StepResult,
 )
 from rlhf_host.protocols.common import NO_WEIGHTS, Bucket, Buckets, Compute, Tensors, Traits, Writer
@@ -47,6 +45,7 @@ from rlhf_host.protocols.memory import (
 from rlhf_host.protocols.reward_forms import RewardForm
 from rlhf_host.protocols.runtimes import Checking, Runtime, RuntimePlugin, RuntimeStart, RuntimeTraits, Trainer, Update
 from rlhf_host.protocols.servers import Server, ServerPlugin, ServerSession
+from rlhf_host.protocols.splits import InPieces, LoadsInPieces, RunsPasses, Slices, SplitsFrozen
 from rlhf_host.protocols.step_models import StepModels
 from rlhf_host.protocols.syncs import (
     Bring,
@@ -66,10 +65,10 @@ from rlhf_host.protocols.syncs import (
 __all__ = [
     "NO_WEIGHTS", "Backend", "BackendPlugin", "BackendStart", "BackendTraits", "Bring", "Bucket", "Buckets", "Checking",
     "Compute", "Counting", "CountsSent", "CountsServing", "CountsTraining", "DataPlugin", "Decoder", "DeviceGroup",
-    "DeviceKind", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "GivenData", "Grouping",
-    "KeepsTypes", "Kernels", "KernelsPlugin", "Loader", "Measured", "Ranks", "RewardForm", "RunsPasses", "Runtime",
-    "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server", "ServerPlugin", "ServerSession",
-    "ServingMemory", "SharedRows", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
+    "DeviceKind", "Engine", "EnginePlugin", "EngineStart", "EngineTraits", "Generator", "GivenData", "Grouping", "InPieces",
+    "KeepsTypes", "Kernels", "KernelsPlugin", "Loader", "LoadsInPieces", "Measured", "Ranks", "RewardForm", "RunsPasses",
+    "Runtime", "RuntimePlugin", "RuntimeStart", "RuntimeTraits", "ServedModel", "Server", "ServerPlugin", "ServerSession",
+    "ServingMemory", "SharedRows", "Slices", "SplitsFrozen", "StepModels", "StepResult", "SyncEnd", "SyncTarget", "Tensors",
     "TrainedModel", "Trainer", "TrainingMemory", "Traits", "Update", "Use", "WakesInParts", "WeightSource", "WeightSync",
     "WeightSyncPlugin", "WeightSyncStart", "WeightSyncTraits", "Weights", "Writer",
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_host.protocols.common import Buckets, Tensors, Traits, Writer
+from rlhf_host.protocols.splits import Slices
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ class Ranks(Protocol):
     """``size × parts``."""
     process: int
     """Number of this process, among all."""
-    slices: Any
+    slices: Slices | None
     """None, unless the parts of a rank compute slices of lines (sequence parallelism): each then has a gradient of its own."""
 
     def gather(self, value: Any) -> list[Any]:
@@ -164,23 +165,3 @@ class BackendPlugin(Protocol):
 
     def start(self, start: BackendStart) -> Backend:
         """Start training this role. Raises ``UserError`` if the role cannot be trained this way."""
-
-
-class RunsPasses(Protocol):
-    """A model that is not trained, in the hands of a backend."""
-
-    exact: bool
-    """False if the backend lets passes compute in 16 bits."""
-
-    def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """Do the same as in ``Backend``."""
-
-    def run_head(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
-        """Do the same as in ``Backend``."""
-
-
-class SplitsFrozen(Protocol):
-    """Optional interface of a backend's plugin, with the trait ``splits_frozen``."""
-
-    def split(self, start: BackendStart) -> RunsPasses:
-        """Split a model that is not trained over the ranks. ``total_updates`` is 0."""

@@ -1,5 +1,5 @@
-"""Interface of runtimes, which decide in which processes roles and engines run. ``rlhf_host.runtimes.building`` builds them in
-any process.
+"""Interface of runtimes, which decide in which processes roles and engines run. ``rlhf_host.runtimes.building`` builds roles in
+this process, and ``rlhf_host.distributed`` roles and engines in any.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RuntimeStart:
     backend: PluginSpec
     kernels: tuple[PluginSpec, ...]
     hooks: PluginManager
-    """The run's plugins, for ``RolesSetup.of``."""
+    """The run's plugins."""
     bring: Bring
     """``await bring(targets, source, version)`` brings the actor's weights to engines and checks that they arrived."""
     train: TrainConfig
@@ -107,7 +107,7 @@ class RuntimeStart:
     adapter_rank: int = 0
     """Rank of adapters, as in ``EngineStart``."""
     seed: int = 0
-    """The run's seed, for ``RolesSetup.of``."""
+    """The run's seed."""
 
 
 @runtime_checkable

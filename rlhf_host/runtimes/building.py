@@ -1,4 +1,4 @@
-"""Parts of a runtime's processes: the roles of one process, and an engine, built from specs in any process.
+"""The roles of one process.
 
 Public, for runtimes of other distributions too. Importing it loads no torch, so a device can be chosen first.
 """
@@ -6,72 +6,19 @@ Public, for runtimes of other distributions too. Importing it loads no torch, so
 from __future__ import annotations
 
 import logging
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlhf_host import __version__
-from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import LostError, RunError, UserError, blaming, in_one_line
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.plugins.specs import PluginSpec, check_host
-from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, Kernels, RuntimeStart, Writer
-from rlhf_host.records.needs import Needs, RoleNeed
-from rlhf_host.scratch import Scratch
+from rlhf_host.errors import blaming
+from rlhf_host.plugins.specs import PluginSpec
+from rlhf_host.protocols import InPieces, Kernels, Ranks, RuntimeStart, Writer
 from rlhf_host.training.trained_roles import check_state, in_backend, role_views
 
-__all__ = ["EngineSetup", "Roles", "RolesSetup", "check_state", "plain", "start_engine"]
+__all__ = ["Roles", "check_state"]
 
 log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    from rlhf_host.backends.ranks import Ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolesSetup:
-    """All data needed to build some of a run's roles."""
-
-    roles: Sequence[tuple[RoleNeed, RoleConfig]]
-    needs: Needs
-    plugins: Sequence[PluginSpec] | PluginManager
-    """Plugins. As specs, the setup can be pickled and the roles built in another process."""
-    backend: PluginSpec
-    kernels: Sequence[PluginSpec]
-    train: TrainConfig
-    total_updates: int
-    adapter_rank: int = 0
-    """Rank of adapters, as in ``EngineStart``."""
-    seed: int = 0
-    host_version: str = __version__
-
-    @classmethod
-    def of(cls, start: RuntimeStart, names: Iterable[str] | None = None, *, here: bool = False) -> RolesSetup:
-        """Returns the setup.
-
-        Args:
-            names: names of the roles; default: all.
-            here: the roles are built in the controller's own process, with its plugins.
-
-        Raises:
-            PluginError: a plugin that workers need cannot be sent to another process.
-        """
-        needs = [need for need in start.needs.roles if names is None or need.name in set(names)]
-        apart = start.hooks.specs() if start.total_updates and not here else ()
-        return cls(
-            roles=[(need, start.roles[need.name] if here else located(start.roles[need.name])) for need in needs],
-            needs=start.needs,
-            plugins=start.hooks if here else apart,
-            backend=start.backend,
-            kernels=start.kernels,
-            train=start.train,
-            total_updates=start.total_updates,
-            adapter_rank=start.adapter_rank,
-            seed=start.seed,
-        )
 
 
 class Roles:
@@ -80,42 +27,42 @@ class Roles:
     Use it on one thread.
 
     Args:
+        start: ``start.roles`` may be some of the roles of ``start.needs``.
         ranks: the processes that train the same roles; default: only this one.
 
     Raises:
         UserError: models, options or versions that cannot be used here.
     """
 
-    def __init__(self, setup: RolesSetup, ranks: Ranks | None = None):
-        from rlhf_host.backends.ranks import Ranks
+    def __init__(self, start: RuntimeStart, ranks: Ranks | None = None):
+        from rlhf_host.backends.one_process import OneProcess
         from rlhf_host.backends.weights import adapter_buckets
         from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
-        from rlhf_host.models.pieces import load_in_pieces
         from rlhf_host.training.following import refuse_different
         from rlhf_host.training.role import Role
         from rlhf_host.training.worker import Worker
         from rlhf_host.weight_sync.local_source import LocalWeights
 
-        check_host(setup.host_version)
-        hooks = setup.plugins if isinstance(setup.plugins, PluginManager) else PluginManager.from_specs(setup.plugins)
-        backend, ranks = setup.backend.build(), Ranks() if ranks is None else ranks
-        self.kernels = chosen_kernels(setup.kernels)
-        views, models, pieces = role_views(setup.roles), {}, {}
-        handled = {each.name for each, own in setup.roles if in_backend(each, own, backend.traits, ranks.processes)}
-        for need, settings in setup.roles:
+        backend, ranks = start.backend.build(), ranks or OneProcess()
+        self.kernels = chosen_kernels(start.kernels)
+        chosen = [(need, start.roles[need.name]) for need in start.needs.roles if need.name in start.roles]
+        views, models, pieces = role_views(chosen), {}, {}
+        handled = {each.name for each, own in chosen if in_backend(each, own, backend.traits, ranks.processes)}
+        for need, settings in chosen:
             if need.name in views:
                 continue
-            wanted = need.name in handled and backend.traits.in_pieces
-            if wanted and (found := load_in_pieces(settings, head=need.head, trainable=need.trainable)) is not None:
-                pieces[need.name], models[need.name] = found, found.model
-            else:
-                models[need.name] = load_model(settings, head=need.head, trainable=need.trainable)
-                if wanted and ranks.process == 0 and ranks.processes > 1:
-                    log.warning("%s: this model cannot be read in pieces, so each rank loads all of it first", need.name)
+            own: dict[str, Any] = {"head": need.head, "trainable": need.trainable}
+            in_pieces = need.name in handled and backend.traits.in_pieces
+            found: InPieces | None = backend.load_model(settings, **own) if in_pieces else None
+            models[need.name] = load_model(settings, **own) if found is None else found.model
+            if found is not None:
+                pieces[need.name] = found
+            elif in_pieces and ranks.process == 0 and ranks.processes > 1:
+                log.warning("%s: this model cannot be read in pieces, so each rank loads all of it first", need.name)
             if need.trainable and ranks.rank == 0:
                 _report_frozen(need.name, models[need.name])
-        for need, _ in setup.roles:
+        for need, _ in chosen:
             if need.moves:  # before a backend splits one of them
                 assert need.source is not None
                 refuse_different(need.name, models[need.name], need.source, models[need.source])
@@ -126,23 +73,23 @@ class Roles:
             need.name: Role.of(
                 need.name,
                 models[need.name],
-                setup.train,
+                start.train,
                 kernels=self.kernels,
                 backend=backend if need.name in handled else None,
                 settings=settings,
-                total_updates=setup.total_updates - need.idle_steps * setup.train.updates_per_batch,
+                total_updates=start.total_updates - need.idle_steps * start.train.updates_per_batch,
                 ranks=ranks,
-                trainer=f"backend {setup.backend.name}",
+                trainer=f"backend {start.backend.name}",
                 pieces=pieces.pop(need.name, None),
                 trainable=need.trainable,
             )
-            for need, settings in setup.roles
+            for need, settings in chosen
             if need.name not in views
         }
         for name, view in views.items():
             source = roles[view.source]
             roles[name] = source.itself(name) if view.live else source.under(name, view.start and view.adapter)
-        self.worker = Worker(roles, hooks, setup.train, setup.needs, ranks, seed=setup.seed)
+        self.worker = Worker(roles, start.hooks, start.train, start.needs, ranks, seed=start.seed)
         self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
         self.models = {name: role.passes.model for name, role in roles.items()}
         self.context_lengths = {name: context_length(model) for name, model in self.models.items()}
@@ -154,7 +101,7 @@ class Roles:
         if (actor := self.models.get("actor")) is not None:
             weights = self.backends["actor"].weights if "actor" in self.backends else None
             everywhere = backend.traits.everywhere
-            if setup.adapter_rank:
+            if start.adapter_rank:
                 weights, everywhere = partial(adapter_buckets, actor), False
             self.weights = LocalWeights(actor, weights, rank=ranks.process, size=ranks.processes, everywhere=everywhere)
 
@@ -217,30 +164,6 @@ def _report_frozen(name: str, model: Any) -> None:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSetup:
-    """All data needed to start the run's engine in another process, with its own weights; can be pickled."""
-
-    engine: PluginSpec
-    kernels: Sequence[PluginSpec]
-    role: RoleConfig
-    version: int
-    """Version of the weights in ``role.model``; -1: a sync will bring others."""
-    adapter_rank: int = 0
-    """Rank of adapters, as in ``EngineStart``."""
-    host_version: str = __version__
-
-    @classmethod
-    def of(cls, start: RuntimeStart) -> EngineSetup:
-        assert start.engine is not None
-        version = NO_WEIGHTS if start.total_updates else 0
-        role = located(start.roles["actor"])
-        if version == NO_WEIGHTS:  # a sync brings weights with the adapter merged
-            role = role.base
-        rank = start.adapter_rank
-        return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=rank)
-
-
 def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
     """Returns a function that writes a role, and then the tokenizer beside it. Pass a copy of the tokenizer: others use theirs
     meanwhile.
@@ -252,26 +175,6 @@ def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
         save_tokenizer(tokenizer, directory)
 
     return both
-
-
-def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
-    """Starts the engine. Raises ``UserError`` for a plugin, model or options that cannot be used here."""
-    from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
-
-    check_host(setup.host_version)
-    plugin, tokenizer, role = setup.engine.build(), load_tokenizer(setup.role), setup.role
-    with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
-        model: Any
-        if plugin.traits.takes == "module":
-            # Trained weights are float32, and so must be what they are copied into.
-            model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
-        elif (model := model_directory(role)) is None:
-            with_weights = setup.version >= 0 or setup.adapter_rank > 0
-            model = save_for_engine(load_model(role), tokenizer, directory, with_weights=with_weights)
-        kernels = chosen_kernels(setup.kernels)
-        with blaming(f"engine {setup.engine.name}", "start"):
-            settings: dict[str, Any] = {"version": setup.version, "adapter_rank": setup.adapter_rank}
-            return plugin.start(EngineStart(model=model, tokenizer=tokenizer, compute=compute, kernels=kernels, **settings))
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
@@ -299,30 +202,3 @@ def chosen_kernels(specs: Sequence[PluginSpec]) -> Kernels:
             kernels: Kernels = plugin.choose(candidates, PlainKernels())
             return kernels
     return PlainKernels()
-
-
-def located(role: RoleConfig) -> RoleConfig:
-    """Returns the settings with the model's absolute directory, so that no process needs this working directory, or to build
-    the quickstart model.
-    """
-    from rlhf_host.models.places import find_model, with_base
-
-    role = with_base(role)
-    if role.adapter is not None:
-        role = role.model_copy(update={"adapter": str(Path(role.adapter).expanduser().absolute())})
-    source = find_model(role.model)
-    if not source.local:
-        return role
-    directory = Path(source.path).expanduser().absolute()
-    changes: dict[str, Any] = {"model": str(directory / source.gguf) if source.gguf else str(directory)}
-    if role.tokenizer is not None and Path(role.tokenizer).expanduser().exists():
-        changes["tokenizer"] = str(Path(role.tokenizer).expanduser().absolute())
-    return role.model_copy(update=changes)
-
-
-def plain(error: Exception) -> Exception:
-    """Returns an error that can be sent to another process: of the project's own kinds, with only the text of ``error``."""
-    for kind in (UserError, LostError, RunError):
-        if isinstance(error, kind):
-            return kind(str(error))
-    return RunError(in_one_line(error))

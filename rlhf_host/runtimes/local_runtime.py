@@ -27,7 +27,7 @@ from rlhf_host.protocols import (
 )
 from rlhf_host.records.needs import RoleNeed
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
-from rlhf_host.runtimes.building import Roles, RolesSetup, save_for_engine, with_tokenizer
+from rlhf_host.runtimes.building import Roles, save_for_engine, with_tokenizer
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.scratch import Scratch
 from rlhf_host.training.reduction import Metrics
@@ -77,7 +77,7 @@ class LocalRuntime:
             raise
 
     def _load(self, start: RuntimeStart) -> None:
-        self._roles = roles = Roles(RolesSetup.of(start, here=True))
+        self._roles = roles = Roles(start)
         assert roles.weights is not None
         self.context_lengths = roles.context_lengths
         self.trainer = LocalTrainer(roles.worker, self._compute)

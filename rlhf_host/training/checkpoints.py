@@ -60,19 +60,6 @@ class Checkpoint:
         return self.path / "model" if name == "actor" else self.path / "roles" / name
 
 
-def save_checkpoint(
-    run_dir: Path,
-    step: int,
-    state: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    save_roles: Mapping[str, Callable[[Path], Writer | None]],
-    save_state: Callable[[Path], Writer | None],
-    save_pending: Callable[[Path], None],
-) -> Path:
-    """Copies and writes a checkpoint at once; see ``copy_checkpoint``."""
-    return copy_checkpoint(run_dir, step, state, tensors, save_roles, save_state, save_pending)()
-
-
 def step_dir(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:06d}"
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from rlhf_host.config.schema import RoleConfig, TrainConfig
-from rlhf_host.errors import UserError, blaming
+from rlhf_host.errors import blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
-from rlhf_host.models.pieces import InPieces
-from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks, SplitsFrozen
+from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, InPieces, Kernels, Ranks, SplitsFrozen
 from rlhf_host.records.ragged import padded
 from rlhf_host.records.tensors import Batch, Outputs
 
@@ -64,11 +63,7 @@ class Role:
             None if backend is None or settings is None or not trainable else balance_of(model, settings.router_aux_loss_coef)
         )
         if (slices := None if ranks is None else ranks.slices) is not None:
-            slices.refuse(model.config.get_text_config())
-            if balance is not None:
-                raise UserError(
-                    "sequence_parallel does not compute the loss of routers: set router_aux_loss_coef 0, or leave it out"
-                )
+            slices.refuse(model.config.get_text_config(), routed=balance is not None)
         passes = Passes(
             model,
             kernels=None if balance is not None else kernels,

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError, blaming
 from rlhf_host.models.flops import peak_flops
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Backend, Update
+from rlhf_host.protocols import Backend, Ranks, Update
 from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
@@ -46,7 +46,7 @@ class Worker:
     hooks: PluginManager
     settings: TrainConfig
     needs: Needs
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: Ranks = field(default_factory=OneProcess)
     compute_s: float = 0.0
     """Seconds spent in forward, backward and optimizer steps so far."""
     seed: int = 0

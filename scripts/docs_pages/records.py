@@ -22,12 +22,26 @@ from rlhf_host.protocols import (
     reward_forms,
     runtimes,
     servers,
+    splits,
     step_models,
     syncs,
 )
 from rlhf_host.records import endpoints, episodes, generations, messages, needs, tensors
 
-PROTOCOL_MODULES = (common, engines, syncs, backends, runtimes, kernels, servers, data, memory, step_models, reward_forms)
+PROTOCOL_MODULES = (
+    common,
+    engines,
+    syncs,
+    backends,
+    splits,
+    runtimes,
+    kernels,
+    servers,
+    data,
+    memory,
+    step_models,
+    reward_forms,
+)
 
 
 def records_page() -> str:

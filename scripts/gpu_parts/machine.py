@@ -13,7 +13,7 @@ from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, manager_of
 from rlhf_authoring.tensors import make_batch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.plugins.discovery import discover
@@ -111,7 +111,7 @@ def worker_of(model: Any, settings: TrainConfig, backend: Any = None) -> Worker:
         backend=backend or Torch(Torch.Options()),
         settings=RoleConfig(lr=1e-6),
         total_updates=1000,
-        ranks=Ranks(),
+        ranks=OneProcess(),
     )
     return Worker({"actor": role}, manager_of(algo=Reinforce()), settings, NEEDS)
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from gpu_parts.machine import GB, Machine, Skipped, held_bytes, random_model, random_rows, update, watched, worker_of
-from rlhf_host.backends.parking import Parking
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
+from rlhf_host.distributed.split.parking import Parking
 
 
 def freed(machine: Machine) -> tuple[float, dict[str, Any]]:

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import rlhf_host
 from rlhf_host import UserError
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.optimizers import arguments_of, outside_blocks, state_bytes
-from rlhf_host.backends.ranks import Ranks
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.protocols import BackendStart
@@ -32,7 +32,7 @@ def model(tiny_model):
 
 def backend(model, name, *arguments, **settings):
     role = RoleConfig(**{"lr": 1e-2, "max_grad_norm": 0.0, **settings})
-    start = BackendStart(model=model, compute=model, head=(), role=role, total_updates=9, ranks=Ranks())
+    start = BackendStart(model=model, compute=model, head=(), role=role, total_updates=9, ranks=OneProcess())
     return TorchBackend(start, name, arguments)
 
 

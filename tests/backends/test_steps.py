@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_host.backends.parking import Parking
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.distributed.deepspeed.backend import DeepSpeedBackend
+from rlhf_host.distributed.split.parking import Parking
 from rlhf_host.protocols import BackendStart
 
 
-class Other(Ranks):
+class Other(OneProcess):
     """This rank of two; the other has the same gradients times ``times``."""
 
     def __init__(self, times: float):
@@ -41,7 +41,9 @@ class Layer(nn.Module):
 
 def backend(model, ranks=None, total_updates=8, **settings):
     role = RoleConfig(**{"lr": 0.5, "max_grad_norm": 0.0, **settings})
-    start = BackendStart(model=model, compute=model, head=(), role=role, total_updates=total_updates, ranks=ranks or Ranks())
+    start = BackendStart(
+        model=model, compute=model, head=(), role=role, total_updates=total_updates, ranks=ranks or OneProcess()
+    )
     return TorchBackend(start)
 
 

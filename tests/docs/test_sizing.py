@@ -16,16 +16,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig
+from rlhf_host.distributed.split.ports import reserved
+from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.engines.decoding import PlainDecoder
 from rlhf_host.models.adapters import attach
 from rlhf_host.models.heads import find_head
 from rlhf_host.models.loading import load_model
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import BackendStart
-from rlhf_host.runtimes.ports import reserved
 
 from ..scripts_as_modules import load_script
 
@@ -74,7 +75,9 @@ def test_the_published_models_have_as_many_weights_as_are_published(sizing):
 
 def test_the_torch_backend_has_16_bytes_a_weight(sizing, config):
     model = of(config)
-    backend = TorchBackend(BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=Ranks()))
+    backend = TorchBackend(
+        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=OneProcess())
+    )
     loss = model(torch.tensor([[1, 2, 3]])).logits.sum()
     backend.backward(loss)
     gradients = nbytes(each.grad for each in model.parameters())

@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 HERE = Path(__file__).resolve().parent / "acme_parts"
 PUBLIC = {
     "rlhf_host",
+    "rlhf_host.distributed",
     "rlhf_host.protocols",
     "rlhf_host.errors",
     "rlhf_host.engines.loading",

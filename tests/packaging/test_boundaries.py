@@ -56,7 +56,7 @@ def test_the_host_imports_no_package_beside_it():
     assert found == []
 
 
-DISTRIBUTED = re.compile(r"(?<!torch\.)\bdistributed[./](deepspeed|ray|sync|vllm)\b|\brlhf_host[./]distributed\b")
+DISTRIBUTED = re.compile(r"(?<!torch\.)\bdistributed[./](deepspeed|ray|split|sync|vllm)\b|\brlhf_host[./]distributed\b")
 
 
 def distributed(source: str) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, DISTRIBUTED = 24_260, 4_620
+CORE, DISTRIBUTED = 23_570, 5_350
 """Lines of code: neither docstrings nor comments nor empty lines."""
 ROOM, LARGER = 3_500, {"training": 4_450}
 """Most of a room of the core, and those that have more."""

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_host import LossTerm, Needs, RoleNeed, hookimpl
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig, RunConfig, TrainConfig
+from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.models.adapter_dropout import AdapterDropout, drawing, dropping
 from rlhf_host.models.adapters import adapter_layers
@@ -76,7 +77,7 @@ def worker_for(model, *, seed=3, ranks=None, settings=None, kernels=None):
             self.discard()
             return SimpleNamespace(grad_norm=1.0, lr=0.0, applied=True)
 
-    ranks, settings = ranks or Ranks(), settings or TrainConfig(shared_prefix="off")
+    ranks, settings = ranks or OneProcess(), settings or TrainConfig(shared_prefix="off")
     plugin = SimpleNamespace(traits=BackendTraits(), start=Watch)
     role = Role.of(
         "actor",

@@ -21,11 +21,11 @@ from rlhf_host.runs.models import run_model
 from rlhf_host.training.checkpoints import (
     MANIFEST,
     checkpoint_dirs,
+    copy_checkpoint,
     keep_checkpoints,
     load_checkpoint,
     plain_state,
     refuse_damaged,
-    save_checkpoint,
     take_back_replaced,
 )
 from rlhf_host.training.keeper import load_plugins, plugin_sources
@@ -40,7 +40,7 @@ def writes(name, text):
 
 
 def save(run_dir, step, **state):
-    return save_checkpoint(
+    return copy_checkpoint(
         run_dir,
         step,
         state,
@@ -48,7 +48,7 @@ def save(run_dir, step, **state):
         {"actor": writes("w", "w")},
         writes("actor", "optimizer"),
         lambda path: None,
-    )
+    )()
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -219,9 +219,9 @@ def test_a_full_disk_is_named_and_half_a_checkpoint_goes(tmp_path, write):
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
         with pytest.raises(RunError, match=r"checkpoints/step-000002 cannot be written: .*; its disk has .* GB free"):
-            save_checkpoint(
+            copy_checkpoint(
                 tmp_path, 2, {}, {}, {"actor": lambda path: write(path / "w")}, lambda path: None, lambda path: None
-            )
+            )()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
@@ -275,7 +275,7 @@ def test_what_a_run_began_with_stays_beside_what_it_goes_on_with(tmp_path):
 
 @pytest.mark.parametrize("asked", ["", "checkpoints/step-000001", "checkpoints/step-000001/model"])
 def test_a_model_is_found_in_a_run_and_is_refused_once_it_is_damaged(tmp_path, asked):
-    path = save_checkpoint(
+    path = copy_checkpoint(
         tmp_path,
         1,
         {},
@@ -283,7 +283,7 @@ def test_a_model_is_found_in_a_run_and_is_refused_once_it_is_damaged(tmp_path, a
         {"actor": writes("config.json", "{}")},
         lambda path: None,
         lambda path: None,
-    )
+    )()
     assert run_model(tmp_path / asked).path == path / "model"
     refuse_damaged(path / "model")
     flip(path / "model/config.json")

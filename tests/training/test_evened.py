@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import Needs
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.training.batching import evened, plan_microbatches
@@ -78,7 +78,7 @@ def test_rows_that_need_a_pass_each_keep_it_where_ranks_run_as_many():
 
         tokens = flops = cost
 
-    class TwoRanks(Ranks):
+    class TwoRanks(OneProcess):
         """The other rank runs one pass more."""
 
         def gather(self, value):

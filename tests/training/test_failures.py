@@ -7,7 +7,7 @@ import pytest
 import rlhf_host
 from rlhf_host import Adjust, RunError, UserError, hookimpl
 from rlhf_host.command import rlhf
-from rlhf_host.training.checkpoints import checkpoint_dirs, load_checkpoint, save_checkpoint
+from rlhf_host.training.checkpoints import checkpoint_dirs, copy_checkpoint, load_checkpoint
 
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
@@ -231,7 +231,7 @@ def test_nothing_starts_from_a_damaged_model_of_a_checkpoint(tiny_model, prompts
     def save(path):
         shutil.copytree(tiny_model, path, dirs_exist_ok=True)
 
-    model = save_checkpoint(tmp_path / "old", 1, {}, {}, {"actor": save}, lambda path: None, lambda path: None) / "model"
+    model = copy_checkpoint(tmp_path / "old", 1, {}, {}, {"actor": save}, lambda path: None, lambda path: None)() / "model"
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-50] + bytes(50))
     with pytest.raises(

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_host import Batch, CorrectionNeeds, LossTerm, Metric, Needs, RoleNeed, hookimpl
 from rlhf_host import functional as F
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import RunError
@@ -68,7 +68,7 @@ def batch(mode="fused", seed=1):
 def worker_for(model, hooks, settings=None, *, backend=TorchBackend, traits=None):
     settings = settings or TrainConfig()
     plugin = SimpleNamespace(traits=traits or BackendTraits(), start=backend)
-    role = Role.of("actor", model, settings, backend=plugin, settings=RoleConfig(lr=1e-3), total_updates=1, ranks=Ranks())
+    role = Role.of("actor", model, settings, backend=plugin, settings=RoleConfig(lr=1e-3), total_updates=1, ranks=OneProcess())
     return Worker({"actor": role}, hooks, settings, Needs())
 
 
@@ -258,8 +258,8 @@ def test_ranks_agree_on_failures_only_where_none_waits_in_a_pass(tiny_model, mon
     if where == "pass":
         monkeypatch.setattr(Passes, "forward", lambda *_, **__: (_ for _ in ()).throw(MemoryError("out of memory")))
     asked = []
-    gather = Ranks.gather
-    monkeypatch.setattr(Ranks, "gather", lambda self, value: (asked.append(value), gather(self, value))[1])
+    gather = OneProcess.gather
+    monkeypatch.setattr(OneProcess, "gather", lambda self, value: (asked.append(value), gather(self, value))[1])
     monkeypatch.setattr(Worker, "_statistics", lambda *_: None)
     with pytest.raises(Exception, match="out of memory"):
         worker.update(batch())
@@ -534,7 +534,7 @@ def test_schedules_warm_up_and_come_down_to_their_floor(schedule, expected):
 def test_clipping_reports_the_norm_before_it():
     model = torch.nn.Linear(2, 1, bias=False)
     role = RoleConfig(lr=0.0, max_grad_norm=0.5)
-    backend = TorchBackend(BackendStart(model=model, compute=model, head=(), role=role, total_updates=1, ranks=Ranks()))
+    backend = TorchBackend(BackendStart(model=model, compute=model, head=(), role=role, total_updates=1, ranks=OneProcess()))
     backend.backward((model.weight * torch.tensor([[3.0, 4.0]])).sum())
     result = backend.step()
     assert (result.grad_norm, result.applied) == (pytest.approx(5.0), True)

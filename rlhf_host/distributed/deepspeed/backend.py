@@ -16,15 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlhf_host.backends.packed import run_through
-from rlhf_host.backends.parking import Parking, Parks, distinct, tensors_in
-from rlhf_host.backends.shards import deal, saved_bytes, share_writer
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
-from rlhf_host.backends.weights import in_buckets, merged_units, named_buffers, named_weights, pieces
+from rlhf_host.backends.weights import in_buckets, named_weights, pieces
 from rlhf_host.distributed.deepspeed.checkpoints import SHAPE, TAG, convert, data_only, read_shape
 from rlhf_host.distributed.deepspeed.pieces import split_as_read
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.deepspeed.setup import configuration, enter_group, library, on_device, refuse_parts
+from rlhf_host.distributed.split.gathered import merged_units, named_buffers
+from rlhf_host.distributed.split.packed import run_through
+from rlhf_host.distributed.split.parking import Parking, Parks, distinct, tensors_in
+from rlhf_host.distributed.split.shards import deal, saved_bytes, share_writer
 from rlhf_host.errors import RunError, UserError, in_one_line
 from rlhf_host.models.adapters import has_adapters, merged_weights
 from rlhf_host.models.loading import copy_model

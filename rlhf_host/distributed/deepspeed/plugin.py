@@ -7,9 +7,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from rlhf_host.config.schema import RoleConfig
 from rlhf_host.distributed.deepspeed.memory import memory_of
 from rlhf_host.errors import UserError
-from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RunsPasses, RuntimeStart, TrainedModel, TrainingMemory
+from rlhf_host.protocols import (
+    Backend,
+    BackendStart,
+    BackendTraits,
+    InPieces,
+    RunsPasses,
+    RuntimeStart,
+    TrainedModel,
+    TrainingMemory,
+)
 
 OWNED = (
     "train_batch_size",
@@ -134,6 +144,11 @@ class DeepSpeed:
 
     def memory(self, model: TrainedModel) -> TrainingMemory:
         return memory_of(self.options, model)
+
+    def load_model(self, role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> InPieces | None:
+        from rlhf_host.distributed.split.weight_reader import load_in_pieces
+
+        return load_in_pieces(role, head=head, trainable=trainable)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.distributed.deepspeed.backend import DeepSpeedBackend

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf_host.distributed.ray.setups import EngineSetup, RemoteRoles, plain, start_engine
+from rlhf_host.distributed.split.ports import reserved
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError
 from rlhf_host.garbage import freeze
 from rlhf_host.protocols import NO_WEIGHTS, Counting, Measured, WakesInParts, Writer
 from rlhf_host.records.episodes import Generation
 from rlhf_host.records.tensors import Metric
-from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, plain, start_engine
-from rlhf_host.runtimes.ports import reserved
 
 if TYPE_CHECKING:
     from rlhf_host.distributed.ray.batch_shards import Shard
@@ -124,7 +124,7 @@ class WorkerActor:
 
     @_plainly
     def start(
-        self, setup: RolesSetup, rank: int, size: int, address: str, port: int, parts: int, gpu: bool, cpus: int | None = None
+        self, setup: RemoteRoles, rank: int, size: int, address: str, port: int, parts: int, gpu: bool, cpus: int | None = None
     ) -> Loaded:
         """Loads the roles and connects to the other processes.
 
@@ -139,14 +139,14 @@ class WorkerActor:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # or Gloo listens on the interface of the machine's name
         # Where Ray is told to leave the variable alone, a process would see all GPUs and take the first.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus()) if gpu else ""
-        threads = setup.train.threads
+        threads = setup.start.train.threads
         if not threads and not _user_set_threads():
             threads = int(os.environ.get("OMP_NUM_THREADS") or 0) if cpus is None else cpus
         if threads:
             os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are not loaded yet
         import torch
 
-        from rlhf_host.backends.ranks import Ranks
+        from rlhf_host.distributed.split.ranks import Ranks
 
         if threads:
             torch.set_num_threads(threads)
@@ -154,7 +154,7 @@ class WorkerActor:
         ranks = Ranks.join(rank, size, address, port, parts=parts, sliced=sliced, backend="nccl" if gpu else "gloo")
         if self.place is not None:
             self.place.close()
-        self.roles = Roles(setup, ranks)
+        self.roles = setup.build(ranks)
         freeze()
         return Loaded(self.roles.context_lengths, self.roles.exact, self.roles.flops)
 

@@ -28,11 +28,12 @@ from rlhf_host.distributed.ray.placement import (
     shortage,
 )
 from rlhf_host.distributed.ray.plugin import Ray, passed_on
+from rlhf_host.distributed.ray.setups import EngineSetup, RemoteRoles
 from rlhf_host.distributed.ray.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, Generator, RuntimeStart, SyncTarget, Writer
 from rlhf_host.records.needs import AlgoNeeds
-from rlhf_host.runtimes.building import EngineSetup, RolesSetup, with_tokenizer
+from rlhf_host.runtimes.building import with_tokenizer
 from rlhf_host.training.trained_roles import check_state, role_views
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ ATTEMPTS = 5
 START_S = 300.0
 """Seconds for a process to come up, including the installation of ``ray.runtime_env``."""
 
-Group: TypeAlias = "tuple[WorkerGroup, RolesSetup, list[Any], bool]"
+Group: TypeAlias = "tuple[WorkerGroup, RemoteRoles, list[Any], bool]"
 """Workers, their setup, references to their ``look``, and True if they are on GPUs."""
 
 
@@ -145,7 +146,7 @@ class RayRuntime:
         for place, bundles in zip(places, reserved, strict=True):
             gpu, looks = place.kind == "gpu", []
             if place.roles:
-                setup = RolesSetup.of(start, place.roles)
+                setup = RemoteRoles.of(start, place.roles)
                 actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
                 views = role_views(setup.roles)  # compute with a trained role's module
                 trainable = tuple(need.name for need, _ in setup.roles if need.trainable or need.name in views)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from rlhf_host.distributed.vllm.startup import first_line
 from rlhf_host.errors import RunError
-from rlhf_host.models.adapter_files import write_for_engine
+from rlhf_host.models.adapter_files import CONFIG, WEIGHTS
 from rlhf_host.protocols import Buckets
 
 log = logging.getLogger(__name__)
@@ -41,13 +43,25 @@ class AdapterWeights:
         weights = {name: tensor.detach().cpu().clone() for bucket in buckets for name, tensor in bucket}
         number = 1 if self.adapter is None else self.adapter.lora_int_id + 1
         path = self._scratch / f"adapter-{number}"
-        write_for_engine(weights, path)
+        write_adapter(weights, path)
         old, self.adapter = self.adapter, LoRARequest(path.name, number, str(path))
         if not llm.add_lora(self.adapter):
             raise RunError("vLLM does not take the adapter")
         if old is not None:
             llm.remove_lora(old.lora_int_id)
             shutil.rmtree(old.lora_path, ignore_errors=True)
+
+
+def write_adapter(weights: dict[str, torch.Tensor], directory: Path) -> None:
+    """Writes the result of ``adapters.engine_weights`` as files that vLLM reads. Raises ``ValueError`` without weights."""
+    if not weights:
+        raise ValueError("no weights of an adapter came")
+    rank = next(tensor.shape[0] for name, tensor in weights.items() if ".lora_A." in name)
+    targets = sorted({name.rsplit(".", 3)[1] for name in weights})
+    directory.mkdir(parents=True)
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets, "bias": "none"}
+    (directory / CONFIG).write_text(json.dumps(settings))
 
 
 class WeightLoader:

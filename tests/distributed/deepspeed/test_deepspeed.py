@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.deepspeed.setup import configuration, on_device
@@ -24,7 +24,7 @@ Options = DeepSpeed.Options
 def started(options):
     model = torch.nn.Linear(1, 1)
     return DeepSpeed(options).start(
-        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=Ranks())
+        BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=OneProcess())
     )
 
 

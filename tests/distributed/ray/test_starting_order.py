@@ -54,7 +54,7 @@ def started(monkeypatch):
         monkeypatch.setattr("rlhf_host.distributed.ray.engine_pool.wait_all", waited)
         monkeypatch.setattr(ray_runtime, "_actor", lambda cls, place, bundles, device, *_: Process(cls, device, said, nodes))
         monkeypatch.setattr(ray_runtime.EngineSetup, "of", lambda start: SimpleNamespace(version=NO_WEIGHTS))
-        monkeypatch.setattr(ray_runtime.RolesSetup, "of", lambda start, roles: SimpleNamespace(roles=[]))
+        monkeypatch.setattr(ray_runtime.RemoteRoles, "of", lambda start, roles: SimpleNamespace(roles=[]))
         monkeypatch.setattr(ray_runtime, "role_views", lambda roles: ())
         monkeypatch.setattr(ray_runtime, "parts_of", lambda place, start: 1)
         monkeypatch.setattr(ray_runtime, "Heartbeat", lambda *_: None)

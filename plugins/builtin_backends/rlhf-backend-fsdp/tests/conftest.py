@@ -21,7 +21,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlhf_host.internals import reserved
+from rlhf_host.distributed import reserved
 
 torch.set_num_threads(1)
 

@@ -32,8 +32,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlhf_host import LossTerm, Needs, Output, RoleNeed, RunError, UserError, functional, hookimpl
-from rlhf_host.internals import Denominators, InPieces, Ranks, Role, Worker, load_in_pieces
+from rlhf_host.distributed import Ranks, load_in_pieces
+from rlhf_host.internals import Denominators, Role, Worker
 from rlhf_host.models import load_model
+from rlhf_host.protocols import InPieces
 from rlhf_host.settings import RoleConfig, TrainConfig
 
 ROWS = {

@@ -10,14 +10,15 @@ import torch
 from rlhf_authoring.contracts.reinforce import actor, batch
 from rlhf_backend_fsdp import FSDP
 
-from rlhf_host.internals import Ranks, Role, rows_of
+from rlhf_host.backends import OneProcess
+from rlhf_host.internals import Role, rows_of
 from rlhf_host.models import load_model
 from rlhf_host.settings import TrainConfig
 
 
 def role_of(precision: str, autocast: Any) -> Role:
     settings, plugin = actor(), FSDP(FSDP.Options(precision=precision))
-    more: Any = {"backend": plugin, "settings": settings, "total_updates": 1, "ranks": Ranks()}
+    more: Any = {"backend": plugin, "settings": settings, "total_updates": 1, "ranks": OneProcess()}
     return Role.of("actor", load_model(settings, trainable=True), TrainConfig(autocast=autocast), **more)
 
 

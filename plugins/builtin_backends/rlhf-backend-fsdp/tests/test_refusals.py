@@ -12,7 +12,7 @@ from rlhf_backend_fsdp import FSDP
 from transformers import AutoModelForCausalLM
 
 from rlhf_host import Needs, RoleNeed, UserError
-from rlhf_host.internals import Ranks
+from rlhf_host.backends import OneProcess
 from rlhf_host.protocols import BackendStart
 from rlhf_host.settings import RoleConfig
 
@@ -23,7 +23,7 @@ def model(tmp_path):
 
 
 def start(model, **options):
-    role, ranks = RoleConfig(device="cpu", lr=1e-3), Ranks()
+    role, ranks = RoleConfig(device="cpu", lr=1e-3), OneProcess()
     return FSDP(FSDP.Options(**options)).start(
         BackendStart(model=model, compute=model, head=(), role=role, total_updates=1, ranks=ranks)
     )

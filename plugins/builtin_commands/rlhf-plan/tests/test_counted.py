@@ -18,8 +18,9 @@ import torch
 from rlhf_plan.footprint import footprint
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
+from rlhf_host.distributed import reserved
 from rlhf_host.installed import build, find
-from rlhf_host.internals import decoder_of, evaluation, outline, recorded, reserved
+from rlhf_host.internals import decoder_of, evaluation, outline, recorded
 from rlhf_host.models import load_model
 from rlhf_host.protocols import BackendStart, TrainedModel
 from rlhf_host.settings import RoleConfig
@@ -196,11 +197,11 @@ def count(path: str, name: str, options: dict[str, Any], ranks: Any) -> None:
 
 
 if __name__ == "__main__":
-    from rlhf_host.internals import Ranks
+    from rlhf_host.distributed import Ranks
 
     warnings.simplefilter("ignore")
     rank, size, port = map(int, sys.argv[2:])
     torch.set_num_threads(1)
-    joined = Ranks.join(rank, size, "127.0.0.1", port) if size > 1 else Ranks()
+    joined = Ranks.join(rank, size, "127.0.0.1", port)
     for name, options in WAYS:
         count(sys.argv[1], name, options, joined)

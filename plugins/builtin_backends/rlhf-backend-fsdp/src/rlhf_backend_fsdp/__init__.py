@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 from rlhf_host import UserError
-from rlhf_host.protocols import Backend, BackendStart, BackendTraits, RunsPasses, RuntimeStart, TrainedModel, TrainingMemory
+from rlhf_host.protocols import (
+    Backend,
+    BackendStart,
+    BackendTraits,
+    InPieces,
+    RunsPasses,
+    RuntimeStart,
+    TrainedModel,
+    TrainingMemory,
+)
 
 ELEMENTWISE = ("AdamW", "Adam", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "SGD", "ASGD")
 """Optimizers of ``torch.optim`` whose step of a number depends on that number alone, so that it is the same in a piece."""
@@ -98,6 +107,11 @@ class FSDP:
             stays=left if on_gpu else None,
             width=2 if narrow else None,
         )
+
+    def load_model(self, role: Any, *, head: Literal["lm", "scalar"], trainable: bool) -> InPieces | None:
+        from rlhf_host.distributed import load_in_pieces
+
+        return load_in_pieces(role, head=head, trainable=trainable)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_backend_fsdp.backend import FSDPBackend

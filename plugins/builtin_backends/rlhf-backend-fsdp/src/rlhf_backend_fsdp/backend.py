@@ -17,20 +17,22 @@ from rlhf_backend_fsdp import FSDP, QUANTIZED, checkpoints
 from rlhf_backend_fsdp.splitting import gather_no_more, mesh_of, precision_on, split, whole
 from rlhf_host import UserError
 from rlhf_host.backends import (
-    Parking,
-    Parks,
     arguments_of,
     copy_model,
-    deal,
     decayed_groups,
     has_adapters,
     is_quantized,
     learning_rate,
     make_optimizer,
-    merged_units,
     merged_weights,
-    named_buffers,
     pieces,
+)
+from rlhf_host.distributed import (
+    Parking,
+    Parks,
+    deal,
+    merged_units,
+    named_buffers,
     run_through,
     saved_bytes,
     share_writer,

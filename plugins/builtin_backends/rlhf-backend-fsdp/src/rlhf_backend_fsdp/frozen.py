@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf_backend_fsdp import FSDP
 from rlhf_backend_fsdp.splitting import gather_no_more, mesh_of, split
-from rlhf_host.backends import run_through
+from rlhf_host.distributed import run_through
 from rlhf_host.protocols import BackendStart, Tensors
 
 

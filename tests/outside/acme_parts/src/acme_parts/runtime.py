@@ -17,9 +17,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from rlhf_host import Generation, RunError, Sampling, SyncTarget
+from rlhf_host.distributed import EngineSetup, RemoteRoles, plain, start_engine
 from rlhf_host.errors import LostError
 from rlhf_host.protocols import Runtime, RuntimeStart, RuntimeTraits, Update
-from rlhf_host.runtimes.building import EngineSetup, Roles, RolesSetup, check_state, plain, start_engine
+from rlhf_host.runtimes.building import check_state
 
 
 class Boxed:
@@ -106,7 +107,7 @@ class Box:
 class BoxedRuntime:
     def __init__(self, start: RuntimeStart):
         self.tokenizer, self.bring, self.needs = start.tokenizer, start.bring, start.needs
-        self.box = Box(RolesSetup.of(start), EngineSetup.of(start))
+        self.box = Box(RemoteRoles.of(start), EngineSetup.of(start))
         try:
             up = self.box.ask("start").result()
         except BaseException:
@@ -188,9 +189,9 @@ class BoxedEngine:
 # --- in the box ---------------------------------------------------------------------------------
 
 
-def serve(pipe: Any, roles_setup: RolesSetup, engine_setup: EngineSetup) -> None:
+def serve(pipe: Any, roles: RemoteRoles, engine_setup: EngineSetup) -> None:
     """The process's program."""
-    asyncio.run(Inside(pipe).work(roles_setup, engine_setup))
+    asyncio.run(Inside(pipe).work(roles, engine_setup))
 
 
 class Inside:
@@ -199,11 +200,11 @@ class Inside:
     def __init__(self, pipe: Any):
         self.pipe, self.tasks, self.engine = pipe, dict[int, asyncio.Task[None]](), None
 
-    async def work(self, roles_setup: RolesSetup, engine_setup: EngineSetup) -> None:
+    async def work(self, roles: RemoteRoles, engine_setup: EngineSetup) -> None:
         from rlhf_host.runtimes.compute import OneThread
 
         self.compute, self.sampling = OneThread(1), OneThread(1)
-        self.setups = roles_setup, engine_setup
+        self.setups = roles, engine_setup
         while True:
             try:
                 message = await asyncio.to_thread(self.pipe.recv_bytes)
@@ -232,7 +233,7 @@ class Inside:
             self.pipe.send_bytes(pickle.dumps((number, result, error)))
 
     async def start(self) -> Any:
-        self.roles: Any = await self.do(Roles, self.setups[0])
+        self.roles: Any = await self.do(self.setups[0].build)
         self.engine = start_engine(self.setups[1], self.sampling)
         engine = self.engine
         return self.roles.context_lengths, self.roles.exact and engine.exact, engine.version, engine.context_length

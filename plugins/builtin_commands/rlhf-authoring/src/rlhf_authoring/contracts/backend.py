@@ -16,10 +16,12 @@ from torch import Tensor
 
 from rlhf_authoring.contracts.reinforce import NEEDS, Reinforce, actor, batch, manager_of
 from rlhf_authoring.contracts.subject import Broken, Subject, Unusable, check, expect, finish
-from rlhf_host import Batch, RunError, UserError
-from rlhf_host.internals import Denominators, PluginSpec, Ranks, Role, Worker, beyond, reserved, rows_of
+from rlhf_host import Batch, RunError, UserError, distributed
+from rlhf_host.backends import OneProcess
+from rlhf_host.distributed import reserved
+from rlhf_host.internals import Denominators, PluginSpec, Role, Worker, beyond, rows_of
 from rlhf_host.models import load_model, quiet_transformers
-from rlhf_host.protocols import BackendTraits
+from rlhf_host.protocols import BackendTraits, Ranks
 from rlhf_host.settings import RoleConfig, TrainConfig
 
 CLOSE = 1e-3
@@ -37,7 +39,7 @@ class Trained:
     """A role that the plugin trains, in the hands of the host's own worker."""
 
     def __init__(self, plugin: Any, *, updates: int = 10, tokens: int = 16384, ranks: Ranks | None = None, **role: Any):
-        settings, ranks, train = actor(**role), ranks or Ranks(), TrainConfig(max_tokens_per_microbatch=tokens)
+        settings, ranks, train = actor(**role), ranks or OneProcess(), TrainConfig(max_tokens_per_microbatch=tokens)
         model = _model(settings)
         self.before = {name: value.clone() for name, value in model.state_dict().items()}
         try:
@@ -177,7 +179,7 @@ def on_rank(rank: int, answer: Any, spec: PluginSpec, model: str, port: int) -> 
     """One of two ranks, in a process of its own: sends its weights as arrays after a step, or the error."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        ranks = Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S / 2)
+        ranks = distributed.Ranks.join(rank, len(SHARDS), "127.0.0.1", port, timeout_s=RANKS_S / 2)
         trained = Trained(spec.build(), ranks=ranks, model=model)
         whole, rows = batch(), SHARDS[rank]
         update = trained.worker.update(whole.select(rows), whole=Denominators.of(whole), rows=rows)

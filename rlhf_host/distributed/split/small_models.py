@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from rlhf_host.models.heads import decoder_of
+from rlhf_host.models.heads import blocks_of
 
 NOISE = 0.02
 """Standard deviation of what is added to constant weights, as those of norms: none is then 0 or 1, so that none can be left out
@@ -19,17 +19,6 @@ unseen.
 """
 PLACE = re.compile(r"idx|index|layer_number|layer_id")
 """Matches the attributes that say which layer a module is in."""
-
-
-def blocks_of(model: Any) -> dict[str, nn.Module]:
-    """Returns name → layer of a decoder."""
-    decoder = decoder_of(model)
-    lists = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        return {}
-    name, layers = max(lists, key=lambda item: len(item[1]))
-    prefix = next(place for place, module in model.named_modules() if module is decoder)
-    return {".".join(filter(None, (prefix, name, str(number)))): layer for number, layer in enumerate(layers)}
 
 
 def probe_of(

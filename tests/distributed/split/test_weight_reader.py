@@ -11,13 +11,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rlhf_host.config.schema import RoleConfig
+from rlhf_host.distributed.split.weight_reader import load_in_pieces
 from rlhf_host.errors import UserError
 from rlhf_host.models import adapters
 from rlhf_host.models.loading import load_model, save_model
 from rlhf_host.models.passes import Passes
-from rlhf_host.models.pieces import load_in_pieces
 
-from .miniatures import miniature
+from ...models.miniatures import miniature
 
 FAMILIES = [
     "llama",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_host.errors import UserError
 from rlhf_host.models.layouts import Layout, Line
@@ -23,19 +24,24 @@ PLACES = {"scores": "scored", "bootstrap": "last", "token_scores": "own"}
 
 
 @dataclass(frozen=True)
-class Slices:
+class LineSlices:
     """This process's place among the ``count`` that share a line."""
 
     group: Any
     part: int
     count: int
 
-    def refuse(self, config: Any) -> None:
-        """Raises ``UserError`` for a model whose heads cannot be dealt to the processes."""
+    def refuse(self, config: Any, *, routed: bool) -> None:
+        """Raises ``UserError`` for a model whose heads cannot be dealt to the processes, or with a loss of routers."""
         heads = getattr(config, "num_attention_heads", None) or 0
         if not heads or heads % self.count:
             raise UserError(
                 f"sequence_parallel {self.count} deals attention heads to processes, and the model has {heads}: choose a divisor"
+            )
+
+        if routed:
+            raise UserError(
+                "sequence_parallel does not compute the loss of routers: set router_aux_loss_coef 0, or leave it out"
             )
 
     def size(self, tokens: int) -> int:
@@ -57,6 +63,25 @@ class Slices:
         rows = replace(layout.rows, back=torch.nn.functional.pad(layout.rows.back, padding))
         whole = replace(layout, input_ids=cut(layout.input_ids), position_ids=cut(layout.position_ids), rows=rows)
         return {**whole.inputs(), "slices": self}
+
+    def attend(
+        self,
+        attend: Callable[..., tuple[Tensor, None]],
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *arguments: Any,
+        **named: Any,
+    ) -> tuple[Tensor, None]:
+        """Computes attention of some heads of all processes' tokens, and returns this one's tokens."""
+        query, key, value = self.to_heads(query, key, value)
+        groups = SimpleNamespace(
+            num_key_value_groups=query.shape[1] // key.shape[1],
+            is_causal=getattr(module, "is_causal", True),
+            training=module.training,
+        )
+        return self.to_tokens(attend(groups, query, key, value, *arguments, **named)[0]), None
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Trades ``[1, H, N/S, D]`` for ``[1, H/S, N, D]``. Key heads are repeated where there are fewer than processes."""
@@ -110,7 +135,7 @@ class _Trade(torch.autograd.Function):
     """An exchange that splits one dimension over processes and joins another; its backward pass is the opposite."""
 
     @staticmethod
-    def forward(ctx: Any, slices: Slices, split: int, join: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, slices: LineSlices, split: int, join: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.slices, ctx.split, ctx.join = slices, split, join
         return _exchange(slices, split, join, tensors)
 
@@ -119,7 +144,7 @@ class _Trade(torch.autograd.Function):
         return None, None, None, *_exchange(ctx.slices, ctx.join, ctx.split, gradients)
 
 
-def _exchange(slices: Slices, split: int, join: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _exchange(slices: LineSlices, split: int, join: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     parts = [tensor.chunk(slices.count, split) for tensor in tensors]
     shapes = [each[0].shape for each in parts]
     sent = torch.cat([each[number].reshape(-1) for number in range(slices.count) for each in parts])
@@ -134,7 +159,7 @@ class _Sum(torch.autograd.Function):
     """The sum over processes of what each has; the gradient of it is the same in all."""
 
     @staticmethod
-    def forward(ctx: Any, slices: Slices, own: Tensor) -> Tensor:
+    def forward(ctx: Any, slices: LineSlices, own: Tensor) -> Tensor:
         whole = own.clone()
         dist.all_reduce(whole, group=slices.group)
         return whole

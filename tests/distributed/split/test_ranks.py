@@ -17,7 +17,7 @@ from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.loading import load_model
@@ -100,7 +100,7 @@ def life(pair, tiny_model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tiny_model):
     """One rank, plain PyTorch: what all others are compared with."""
-    return train(Ranks(), tiny_model, "torch", WHOLE)
+    return train(OneProcess(), tiny_model, "torch", WHOLE)
 
 
 def gap(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -154,7 +154,7 @@ def test_metrics_name_every_row_and_both_roles_once(alone):
 @pytest.mark.parametrize("kind", ["zero-2", "zero-3"])
 def test_tied_embeddings_have_one_gradient(pair, tmp_path, kind):
     model = write_tiny_model(tmp_path / "tied", tied=True)
-    expected = train(Ranks(), model, "torch", WHOLE, 2)
+    expected = train(OneProcess(), model, "torch", WHOLE, 2)
     found, _ = pair(train, model, kind, SHARDS["uneven"], 2)
     assert gap(found["gradients"]["actor"], expected["gradients"]["actor"]) < 1e-5
     assert gap(change(found, "actor", 2), change(expected, "actor", 2)) < 1e-3
@@ -162,7 +162,7 @@ def test_tied_embeddings_have_one_gradient(pair, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["torch", "zero-2", "zero-3"])
 def test_passes_without_gradient_take_shards_of_any_size(pair, tiny_model, kind):
-    expected = infer(Ranks(), tiny_model, "torch", WHOLE)
+    expected = infer(OneProcess(), tiny_model, "torch", WHOLE)
     for name in ("before", "after", "values", "scores"):
         for found in pair(infer, tiny_model, kind, SHARDS["one empty"]):
             wanted = expected[name][found["rows"]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ..backends.group import Group
 from . import sliced
+from .group import Group
 
 GROUPED = [(20, 9), (20, 5), (20, 1), (7, 6), (7, 12)]
 OWNERS = [0, 0, 0, 1, 1]

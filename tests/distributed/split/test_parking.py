@@ -2,7 +2,7 @@
 
 import torch
 
-from rlhf_host.backends import parking
+from rlhf_host.distributed.split import parking
 
 
 def test_it_is_pinned_for_gpus(monkeypatch):

@@ -18,11 +18,12 @@ from rlhf_plugin_reward_model_training import RewardModel
 from rlhf_rows.source import group_of
 from rlhf_rows.units import Row, Unit
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.ray.batch_shards import deal_rows
+from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -112,7 +113,7 @@ def pair(fork, environment, tmp_path_factory):
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_two_ranks_take_the_steps_of_one(pair, tiny_model, algo):
-    alone = train(Ranks(), tiny_model, algo, "torch")
+    alone = train(OneProcess(), tiny_model, algo, "torch")
     losses = [update["loss"] for update, _ in alone["metrics"]]
     assert losses[0] - losses[-1] > 1e-3, "nothing was learnt, so nothing is compared"
     if algo == "kto":

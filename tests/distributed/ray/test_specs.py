@@ -11,10 +11,11 @@ import pytest
 from rlhf_host import hookimpl
 from rlhf_host.config.resolve import resolve
 from rlhf_host.config.schema import DataConfig, DataSource, PluginChoice, RoleConfig, RunConfig
+from rlhf_host.distributed.ray.setups import check_host, worker_specs
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find
-from rlhf_host.plugins.specs import PluginSpec, check_host
+from rlhf_host.plugins.specs import PluginSpec
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def config(tiny_model, prompts):
 
 def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
     manager = resolve(config).plugins()
-    specs = manager.specs()
+    specs = worker_specs(manager)
     assert [(spec.kind, spec.name) for spec in specs] == [("algo", "grpo"), ("extension", "tis"), ("extension", "kl")]
     made = PluginManager.from_specs(specs)
     assert [item.key for item in made.loaded] == ["algo:grpo", "extension:tis", "extension:kl"]
@@ -42,7 +43,7 @@ def test_workers_get_the_plugins_with_worker_hooks_and_their_options(config):
 
 
 def test_another_version_over_there_is_an_error_that_names_both(config, reward_plugins, tmp_path, monkeypatch):
-    spec = resolve(config).plugins().specs()[0]
+    spec = worker_specs(resolve(config).plugins())[0]
     with pytest.raises(PluginError) as error:
         PluginManager.from_specs([dataclasses.replace(spec, info=dataclasses.replace(spec.info, version="9.9"))])
     assert str(error.value) == (
@@ -85,9 +86,9 @@ def test_a_plugin_that_is_a_python_object_cannot_travel(config):
     config.algo = PluginChoice(name="python:mine")
     manager = resolve(config, objects={("algo", "mine"): Mine()}).plugins()
     with pytest.raises(PluginError, match=r"algo 'mine' is a Python object, .* install it as a plugin"):
-        manager.specs()
+        worker_specs(manager)
 
 
 def test_a_process_chooses_its_device_before_torch_is_there():
-    script = "import sys, rlhf_host.runtimes.building; print('torch' in sys.modules)"
+    script = "import sys, rlhf_host.distributed.ray.setups; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

@@ -24,17 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host import functional as F
-from rlhf_host.backends import shards
-from rlhf_host.backends.ranks import Ranks
-from rlhf_host.backends.shards import saved_bytes
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig, TrainConfig
 from rlhf_host.distributed.deepspeed import backend as deepspeed_backend
 from rlhf_host.distributed.deepspeed.backend import DeepSpeedBackend
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
+from rlhf_host.distributed.split import shards
+from rlhf_host.distributed.split.ranks import Ranks
+from rlhf_host.distributed.split.shards import saved_bytes
+from rlhf_host.distributed.split.weight_reader import load_in_pieces
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.loading import load_model
-from rlhf_host.models.pieces import load_in_pieces
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits

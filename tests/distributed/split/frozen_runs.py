@@ -9,11 +9,11 @@ import torch
 from rlhf_authoring.tensors import make_batch
 
 from rlhf_host import LossTerm, Needs, Output, RoleNeed, hookimpl
-from rlhf_host.backends.ranks import Ranks
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
+from rlhf_host.distributed.split.ranks import Ranks
+from rlhf_host.distributed.split.weight_reader import load_in_pieces
 from rlhf_host.models.loading import load_model
-from rlhf_host.models.pieces import load_in_pieces
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.training.reduction import Denominators

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from rlhf_host.config.schema import RoleConfig
+from rlhf_host.distributed.split.small_models import probe_of
 from rlhf_host.errors import UserError
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.fitting import fit, no_head, refuse_settings
+from rlhf_host.models.heads import blocks_of
 from rlhf_host.models.loading import (
     as_user_error,
     choose_device,
@@ -32,29 +34,11 @@ from rlhf_host.models.loading import (
     without_bars,
 )
 from rlhf_host.models.places import ModelPlace, find_model, with_base
-from rlhf_host.models.probes import blocks_of, probe_of
 from rlhf_host.phases import slow_phase
-from rlhf_host.protocols import Buckets
+from rlhf_host.protocols import Buckets, InPieces
 
 SCORE = "score.weight"
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-
-
-@dataclass(slots=True)
-class InPieces:
-    """A model that has no weights yet, as ``load_model`` would load it otherwise."""
-
-    model: PreTrainedModel
-    """Its parameters are on ``meta``, except those of adapters; buffers are on the role's device."""
-    probe: PreTrainedModel | None
-    """A model of the same kind on the role's device, with few layers and random weights, to be examined in its place; None once
-    that is done.
-    """
-    weights: Callable[[], Buckets]
-    """Yields the parameters that are on ``meta``, by their names in ``model``, block by block, as whole tensors in CPU memory.
-
-    Raises ``UserError`` for files that lack a weight, or have one of another shape.
-    """
 
 
 def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> InPieces | None:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, Qwen2Config, Qwen3Config
 
-from rlhf_host.backends.ranks import Ranks
+from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.models.kept import recorded
 from rlhf_host.models.passes import Passes
 
-sys.path.append(str(Path(__file__).parents[1] / "backends"))
+sys.path.append(str(Path(__file__).parent))
 from group import serve
 
 SIZES = {"hidden_size": 48, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 8192}
@@ -90,7 +90,7 @@ def refused(ranks: Ranks, kind: str, heads: tuple[int, int]) -> str:
     try:
         assert ranks.slices is not None
         model = made(kind, *heads)
-        ranks.slices.refuse(model.config)
+        ranks.slices.refuse(model.config, routed=False)
         Passes(model, slices=ranks.slices).prepare(32)
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_host.backends.ranks import Ranks
-from rlhf_host.runtimes.ports import reserved
+from rlhf_host.distributed.split.ports import reserved
+from rlhf_host.distributed.split.ranks import Ranks
 
 
 class Group:
