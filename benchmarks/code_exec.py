@@ -11,7 +11,7 @@ import resource
 import subprocess
 import time
 
-from rlhf_plugin_code_exec import CodeExec, attacks, trials
+from rlhf_plugin_code_exec import CodeExec, attacks, checks
 from rlhf_plugin_code_exec.suites import suite_of
 
 HONEST = suite_of("", "\n".join(f"assert add({n}, 1) == {n + 1}" for n in range(20)))
@@ -31,21 +31,21 @@ async def main() -> None:
     print("level of this machine:", await agent.check())
     for level in ("A", "B"):
         agent.runner.level = level  # type: ignore[assignment]
-        with trials.outside() as place:
+        with checks.outside() as place:
             before = place.state()
             tries = attacks.trying(place.filled(attacks.TRIES | attacks.QUIET))
             programs = {f"{attacks.COUNT - len(attacks.ATTACKS)} tries in one": tries, **place.filled(attacks.ATTACKS)}
             for name, code in programs.items():
-                _, seconds, out = await trials.attempt(agent.runner, name, code)
+                _, seconds, out = await checks.attempt(agent.runner, name, code)
                 print(f"{level}  {name:50} {seconds:5.2f} s  {'GOT OUT' if out else 'contained'}")
             print(f"{level}  changed outside: {[each for each in place.state() if each not in before] or 'nothing'}")
     for level in ("A", "B"):
         agent.runner.level = level  # type: ignore[assignment]
-        with trials.outside() as place:
+        with checks.outside() as place:
             harmful = list(place.filled({name: attacks.ATTACKS[name] for name in HARMFUL}).values())
             before_it, started = left(), time.monotonic()
             for number in range(500):
-                await agent.runner.tests(harmful[number % len(harmful)], trials.WANTED)
+                await agent.runner.tests(harmful[number % len(harmful)], checks.WANTED)
             print(
                 f"{level}  500 hostile programs in a row: {time.monotonic() - started:.1f} s; before: {before_it}; after: {left()}"
             )

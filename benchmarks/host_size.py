@@ -89,7 +89,7 @@ class File:
         return len(self.text.splitlines())
 
     @property
-    def room(self) -> str:
+    def folder(self) -> str:
         """The folder, with that in it below ``distributed``."""
         folder, _, rest = self.path.rpartition("/")[0].partition("/")
         return f"{folder}/{rest or '(top)'}" if folder == DISTRIBUTED else folder or "(top)"
@@ -99,13 +99,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="host-size-") as folder:
         ran = run_of(Path(folder))
     files = [read(path, ran.get(path.relative_to(HOST).as_posix())) for path in sorted(HOST.rglob("*.py"))]
-    far = [file for file in files if file.room.startswith(DISTRIBUTED)]
-    core = [file for file in files if not file.room.startswith(DISTRIBUTED)]
+    far = [file for file in files if file.folder.startswith(DISTRIBUTED)]
+    core = [file for file in files if not file.folder.startswith(DISTRIBUTED)]
 
     print(f"{'folder':<22} {'lines':>6} {'code':>6} {'loaded':>14} {'in functions':>13} {'run':>13}")
     for half, name in ((core, "core"), (far, DISTRIBUTED)):
-        for room in sorted({file.room for file in half}):
-            print(row(room, [file for file in half if file.room == room]))
+        for room in sorted({file.folder for file in half}):
+            print(row(room, [file for file in half if file.folder == room]))
         print(row(name, half) + "\n")
     print(row("all", files))
 

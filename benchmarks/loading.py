@@ -100,7 +100,7 @@ def one_rank(given: argparse.Namespace, rank: int, size: int, port: int, directo
 
     from rlhf_host.config.schema import RoleConfig, TrainConfig
     from rlhf_host.distributed.split.ranks import Ranks
-    from rlhf_host.distributed.split.weight_reader import load_in_pieces
+    from rlhf_host.distributed.split.weight_reader import load_sharded
     from rlhf_host.models.loading import load_model
     from rlhf_host.training.role import Role
 
@@ -124,7 +124,7 @@ def one_rank(given: argparse.Namespace, rank: int, size: int, port: int, directo
     settings = RoleConfig(model=str(directory), lr=1e-4, **partly)
     figures: dict[str, float] = {}
     with peak(figures, "load"):
-        pieces = load_in_pieces(settings) if given.way == ["pieces"] else None
+        pieces = load_sharded(settings) if given.way == ["pieces"] else None
         model = load_model(settings, trainable=True) if pieces is None else pieces.model
         more: Any = {"backend": plugin, "settings": settings, "total_updates": 1, "ranks": ranks, "pieces": pieces}
         role = Role.of("actor", model, TrainConfig(), **more)

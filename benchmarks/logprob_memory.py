@@ -92,7 +92,7 @@ def print_kept(options: argparse.Namespace) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from rlhf_host.models.kept import recorded
+    from rlhf_host.models.activation_memory import recorded
     from rlhf_host.models.passes import Passes
 
     torch.set_num_threads(options.threads)

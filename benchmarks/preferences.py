@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.data.arithmetic import split_problems
-from rlhf_host.models.places import find_model
+from rlhf_host.models.locations import find_model
 
 ONLINE = ("--n", "4", "--batch-size", "32", "--max-new-tokens", "4", "--reward", "math_verifier", "--data", "arithmetic")
 SETTINGS = {

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_host.data.arithmetic import split_problems
-from rlhf_host.models.places import find_model
+from rlhf_host.models.locations import find_model
 
 FORGOTTEN = 0.85
 WORDS = ("--algo.template", "{solution} {prompt}", "--algo.solution-template", "{solution}", "--algo.feedback", "never")

@@ -287,7 +287,7 @@ def evaluate(
         config = require_run(run_of(Path(checkpoint)) or Path(checkpoint))
     with configured(asked, "evaluate", config, None if checkpoint is None else str(checkpoint)) as (run, manager):
         check_evaluation(run.config, manager)
-        from rlhf_host.training.answering import evaluate_only
+        from rlhf_host.training.evaluate_only import evaluate_only
 
         return evaluate_only(run.config, manager, None if output is None else Path(output), rows=asked.rows)
 

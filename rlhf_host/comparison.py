@@ -4,8 +4,8 @@ them, what is wrong with a decoder, and how far results may lie apart. Importing
 
 from rlhf_host.engines.plain_path import decoder_problem
 from rlhf_host.errors import beyond
-from rlhf_host.models.modes import without_tf32
-from rlhf_host.models.trial import EXACT, ROUGH, WIDE, example_layouts, hidden_states, random_text, structure
+from rlhf_host.models.layout_check import EXACT, ROUGH, WIDE, example_layouts, hidden_states, random_text, structure
+from rlhf_host.models.precision import without_tf32
 
 __all__ = [
     "EXACT",

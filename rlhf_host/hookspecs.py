@@ -224,7 +224,7 @@ def prepare_batch(experience: Experience) -> Mapping[str, Tensor | float] | None
 
 
 @hookspec(calls="each", gives=(Items("trajectories", Trajectory), None))
-def rows_beside(step: int) -> Sequence[Trajectory] | None:
+def auxiliary_rows(step: int) -> Sequence[Trajectory] | None:
     """Return rows that train beside the sampled batch of a step, in losses of this plugin alone: demonstrations, pre-training
     text, answers of earlier steps.
 

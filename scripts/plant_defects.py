@@ -61,8 +61,8 @@ NEAR = {
     "rlhf_host/rollouts/experience": (
         "tests/rollouts/test_experience.py tests/rollouts/test_collect.py tests/rollouts/test_broken_plugins.py"
     ),
-    "rlhf_host/training/beside": "tests/training/test_beside.py",
-    "rlhf_host/training/following": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
+    "rlhf_host/training/auxiliary_rows": "tests/training/test_auxiliary_rows.py",
+    "rlhf_host/training/soft_updates": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
     "rlhf_host/training/worker": (
         "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py"
         " tests/training/test_adapter_dropout.py"

@@ -109,9 +109,9 @@ def rules_of(file: str) -> Iterator[tuple[int, str, str]]:
         inside = file.removeprefix("rlhf_host/").split("/")[:-1]
         for depth in range(len(inside), 0, -1):
             yield 1, "tests/" + re.escape("/".join(inside[:depth])) + "/", ""
-        for room in rooms_above(inside[0] if inside else Path(file).stem):
+        for room in folders_above(inside[0] if inside else Path(file).stem):
             yield 4, rf"tests/{re.escape(room)}/", ""
-        yield 4, rf"tests/(?!(?:{'|'.join(map(re.escape, rooms()))})/)", ""  # of no room: commands, docs, packaging
+        yield 4, rf"tests/(?!(?:{'|'.join(map(re.escape, folders()))})/)", ""  # of no room: commands, docs, packaging
         yield 4, r"plugins/.*/test_contract\.py$", ""
         if inside[:1] == ["distributed"]:  # runs in several processes are tested in all rooms: those name ray, deepspeed, ...
             yield 3, "", rf"\b{inside[-1]}\b"
@@ -141,12 +141,12 @@ def entry_points(project: Path) -> list[str]:
     return sorted({name for plugins in groups.values() for name in plugins})
 
 
-def rooms() -> list[str]:
+def folders() -> list[str]:
     """Rooms of the host that have tests of their own, the upper first, by the import rules."""
     return [name for floor in floors() for name in floor if (ROOT / "tests" / name).is_dir()]
 
 
-def rooms_above(room: str) -> list[str]:
+def folders_above(room: str) -> list[str]:
     above = itertools.takewhile(lambda floor: room not in floor, floors())
     return [name for floor in above for name in floor if (ROOT / "tests" / name).is_dir()]
 

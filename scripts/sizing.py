@@ -235,7 +235,7 @@ class Way:
         return self.trained(model, devices) + copies + logits + ROW * activations(model, self.checkpointing)
 
 
-def in_pieces(model: Sizes, devices: int) -> float:
+def sharded(model: Sizes, devices: int) -> float:
     """A model of one block on which kernels are tried, and then a rank's share and a block, in float32."""
     block = model.linear / model.layers + 2 * model.hidden
     outside = model.parameters - model.layers * block
@@ -246,7 +246,7 @@ def _all_weights(name: str, flags: str, backend: str, *, checkpointing: bool = T
     return Way(
         name,
         flags,
-        in_pieces if backend == ZERO_3_BF16 else (lambda model, _: 4 * model.parameters),
+        sharded if backend == ZERO_3_BF16 else (lambda model, _: 4 * model.parameters),
         lambda model, devices: per_weight(TRAINED[backend], devices) * model.parameters,
         lambda model, devices: per_weight(HELD[backend], devices) * model.parameters,
         lambda model, devices: per_weight(HELD[backend], devices) * model.parameters if backend == TORCH else 0,

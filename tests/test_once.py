@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlhf_host.models.places import find_model
+from rlhf_host.models.locations import find_model
 from rlhf_host.once import looked_up_once, once
 
 

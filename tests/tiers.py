@@ -60,7 +60,7 @@ SLOW = {
     "tests/cli/test_offline.py": ("under_ray", "rows on Ray"),
     "tests/cli/test_distill.py": ("under_ray|learns_from_its_teacher", "a teacher on Ray, and runs that learn from one"),
     "tests/cli/test_chosen_rows.py": ("under_ray", "chosen rows on Ray"),
-    "tests/cli/test_following_roles.py": (
+    "tests/cli/test_soft_updates.py": (
         "under_ray|apart_from_its_source",
         "roles that follow another, rows beside and scaled rewards, on Ray",
     ),
@@ -368,7 +368,7 @@ LONG = {
     "tests/cli/test_serve_reward.py": ("test_rewards_are_those_of_the_model",),
     "tests/distributed/deepspeed/test_deepspeed.py": ("test_a_foreign_pickle_is_refused_in_one_line_and_does_not_run",),
     "tests/models/test_balance.py": ("test_experts_are_used_more_evenly",),
-    "tests/models/test_kept.py": ("test_a_shared_line_needs_no_more_memory_at_once_than_padded_rows_of_its_cost",),
+    "tests/models/test_activation_memory.py": ("test_a_shared_line_needs_no_more_memory_at_once_than_padded_rows_of_its_cost",),
     "tests/distributed/split/test_slices.py": ("test_slices_compute_what_one_process_does",),
     "tests/rollouts/test_stalls.py": ("test_a_deadlock_of_the_host_is_noticed_at_once_and_said",),
     "tests/runs/test_signs.py": ("test_a_run_says_it_in_its_log",),
@@ -400,7 +400,7 @@ LONG = {
         "test_what_a_run_suggests_at_its_end_works",
     ),
     "tests/training/test_saved_config.py": ("test_hook_saved_config_adds_fields_that_come_with_the_model",),
-    "tests/training/test_saving.py": (
+    "tests/training/test_checkpoint_writing.py": (
         "test_a_checkpoint_is_of_one_step_though_training_goes_on",
         "test_a_second_ctrl_c_waits_for_nothing",
         "test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlhf_host.backends.optimizers import state_bytes as state_bytes
     from rlhf_host.backends.torch_backend import decayed_groups as decayed_groups
     from rlhf_host.backends.torch_backend import learning_rate as learning_rate
-    from rlhf_host.backends.weights import pieces as pieces
+    from rlhf_host.backends.weights import chunked as chunked
     from rlhf_host.models.adapters import has_adapters as has_adapters
     from rlhf_host.models.adapters import merged_weights as merged_weights
     from rlhf_host.models.loading import copy_model as copy_model

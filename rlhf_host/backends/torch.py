@@ -30,7 +30,7 @@ class Torch:
         self.options = options
 
     @property
-    def _kept(self) -> float:
+    def _state_bytes(self) -> float:
         """Bytes of the optimizer's state per trained number: of AdamW two moments in float32, 0 for what ``check`` refuses."""
         if self.options.optimizer == "AdamW":
             return 8
@@ -43,7 +43,7 @@ class Torch:
 
     @property
     def traits(self) -> BackendTraits:
-        kept = round(self._kept)
+        kept = round(self._state_bytes)
         return BackendTraits(state_bytes=4 + kept, everywhere=True, saved_bytes=kept)  # and the gradient in float32
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
@@ -59,7 +59,7 @@ class Torch:
     def memory(self, model: TrainedModel) -> TrainingMemory:
         gradients = 4 * model.trained
         flat = min(max(BUCKET_BYTES, 4 * model.trained_outside), gradients) if model.processes > 1 else 0
-        return TrainingMemory(weights=model.bytes, gradients=gradients + flat, optimizer=self._kept * model.trained)
+        return TrainingMemory(weights=model.bytes, gradients=gradients + flat, optimizer=self._state_bytes * model.trained)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.backends.torch_backend import TorchBackend

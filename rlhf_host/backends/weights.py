@@ -36,10 +36,10 @@ def adapter_buckets(model: nn.Module, bucket_bytes: int) -> Iterator[Bucket]:
 
 def in_buckets(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Bucket]:
     """Yields pieces of about ``bucket_bytes``, each with at least one tensor."""
-    return pieces(weights, lambda weight: weight[1].nbytes, bucket_bytes)
+    return chunked(weights, lambda weight: weight[1].nbytes, bucket_bytes)
 
 
-def pieces(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+def chunked(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
     """Yields the items in lists of sizes up to ``limit``; a larger item has its own list."""
     piece: list[T] = []
     total = 0

@@ -102,7 +102,7 @@ class CommandLine:
     def refuse_settings(self, why: str) -> None:
         """Raises ``UserError`` where the line chooses settings or a model, and others count."""
         clashes = self.chosen_settings
-        clashes += [flag.text for flag in self.flags if flag.parts[-2:] == ["actor", "model"]]
+        clashes += [flag.text for flag in self.flags if flag.keys[-2:] == ["actor", "model"]]
         if clashes:
             raise UserError(f"{why}: leave {clashes[0]} out")
 
@@ -230,8 +230,8 @@ class SettingsCommand(click.Command):
 
 def setting_of(flag: Flag) -> str | None:
     """Returns the setting of a flag, as flags spell it: ``actor.lora.rank``, ``runtime``. None: there is no such setting."""
-    place, plugin = Names().place(flag.parts[0])
-    path = lora_path((*place, *flag.parts[1:]))
+    place, plugin = Names().place(flag.keys[0])
+    path = lora_path((*place, *flag.keys[1:]))
     if plugin is None and annotation_at(path) is None:
         return None
     head, rest = (role_flag(str(path[1])), path[2:]) if path[0] == "roles" and len(path) > 1 else (path[0], path[1:])

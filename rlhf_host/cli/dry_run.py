@@ -109,7 +109,7 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
 
 def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     """The role's model, looked for, and what is trained of it."""
-    from rlhf_host.models.places import find_model
+    from rlhf_host.models.locations import find_model
     from rlhf_host.training.role_settings import role_settings
 
     settings = role_settings(config.roles, need, None, needs)
@@ -131,10 +131,10 @@ def _data(
     """Returns what the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import load_tasks
     from rlhf_host.training.batching import refuse_large_answers
-    from rlhf_host.training.inputs import prompt_room, refuse_other_agents
+    from rlhf_host.training.inputs import prompt_limit, refuse_other_agents
 
     lines = []
-    room = prompt_room(config)
+    room = prompt_limit(config)
     longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:
         if _is_hub_name(source.path):

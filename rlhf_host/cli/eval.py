@@ -84,7 +84,7 @@ def evaluated(run: Resolved, output: Path | None = None) -> dict[str, float]:
     with closing(run.plugins()) as manager:
         check_evaluation(run.config, manager)
         phase("Loading libraries")
-        from rlhf_host.training.answering import evaluate_only
+        from rlhf_host.training.evaluate_only import evaluate_only
 
         return evaluate_only(run.config, manager, output)
 
@@ -108,8 +108,8 @@ def judged_by(config: RunConfig, line: CommandLine) -> RunConfig:
     Raises:
         UserError: the command line has both, of which one would do nothing.
     """
-    rewards = [flag.text for flag in line.flags if flag.parts[:1] == ["reward"]]
-    evaluation = [flag.text for flag in line.flags if flag.parts[:2] == ["eval", "reward"]]
+    rewards = [flag.text for flag in line.flags if flag.keys[:1] == ["reward"]]
+    evaluation = [flag.text for flag in line.flags if flag.keys[:2] == ["eval", "reward"]]
     if rewards and evaluation:
         raise UserError(f"{rewards[0]} has no effect beside {evaluation[0]}: leave one of them out")
     if rewards:

@@ -176,7 +176,7 @@ def _resumed(line: CommandLine) -> Path | None:
         if "force" in line.own:
             raise UserError("--force goes with --resume")
         return None
-    clashes = line.chosen_settings + ["--run-dir" for flag in line.flags if flag.parts == ["run_dir"]]
+    clashes = line.chosen_settings + ["--run-dir" for flag in line.flags if flag.keys == ["run_dir"]]
     if clashes:
         raise UserError(f"--resume uses the run's own directory and settings: leave {clashes[0]} out")
     return require_run(Path(run_dir)).parent

@@ -128,7 +128,7 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
         and not (manager.has("agent_reset") and manager.has("agent_step"))
     ):
         yield f"agent {config.agent.name!r} implements neither agent_run nor agent_reset and agent_step"
-    yield from _beside_refusals(config, manager, needs)
+    yield from _auxiliary_row_refusals(config, manager, needs)
     if not saved:
         yield from _server_refusals(manager)
     yield from _role_refusals(config, needs)
@@ -137,10 +137,10 @@ def _plugin_refusals(config: RunConfig, manager: PluginManager, needs: Needs) ->
             yield f"{key} needs groups of {least} or more, and rollout.n is {config.rollout.n}: set --rollout.n {least}"
 
 
-def _beside_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
+def _auxiliary_row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     """Yields plugins whose rows have no batch to train beside."""
     if not needs.samples or manager.has("make_rows"):
-        for key in manager.names("rows_beside"):
+        for key in manager.names("auxiliary_rows"):
             name = config.algo.name if config.algo else "a plugin"
             yield f"{key} gives rows that train beside sampled ones with advantages, and {name} has no advantages: leave it out"
 

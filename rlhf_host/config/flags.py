@@ -55,7 +55,7 @@ class Flag:
         return f"--{self.name}"
 
     @property
-    def parts(self) -> list[str]:
+    def keys(self) -> list[str]:
         return [part.replace("-", "_") for part in (self.long or self.name).split(".")]
 
 
@@ -116,7 +116,7 @@ def from_flags(flags: Sequence[Flag], names: Names, problems: Problems, control:
     parts: dict[Path, Located | None] = {}
     """Places in the order of the flags → a name that nobody wrote, or ``None`` for what ``settings`` have there."""
     for flag in flags:
-        head, *rest = flag.parts
+        head, *rest = flag.keys
         place, plugin = names.place(head)
         path = lora_path((*place, *rest))
         if plugin is not None:
@@ -147,7 +147,7 @@ def _problem(flag: Flag, path: Path, names: Names, control: Collection[str], fla
             return f"{flag.text}: give the plugin's name and the option: --{option}"
     elif _takes_names(path) or ((annotation := annotation_at(path)) is not None and not holds_sections(annotation)):
         return None
-    chosen = [(each.parts[0], name) for each in flags if len(each.parts) == 1 for name in split_names(each.value or "")]
+    chosen = [(each.keys[0], name) for each in flags if len(each.keys) == 1 for name in split_names(each.value or "")]
     return f"{flag.text}{what_is_meant(flag.name, flag.value, path, names, control, chosen)}"
 
 

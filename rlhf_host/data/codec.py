@@ -101,7 +101,7 @@ class ChatCodec:
         if not pictures:
             self._told(lambda: refuse_unseen(self.tokenizer, ids))
             return ids
-        return list(self._told(lambda: Processor.beside(self.tokenizer).expand(ids, pictures, text if whole else None)))
+        return list(self._told(lambda: Processor.of(self.tokenizer).expand(ids, pictures, text if whole else None)))
 
     def delta(self, last: Message, new: Sequence[Message], sampled: Sequence[int], *, tools: Tools | None = None) -> list[int]:
         """Returns the tokens to append after an answer, so that the policy can give the next one.
@@ -373,7 +373,7 @@ def _bound(memo: dict[str, Any]) -> None:
 def _shape(message: Message) -> list[Any]:
     """Returns everything in a message that affects the form of the template's output."""
     calls = [call.get("function", call).get("name") for call in message.get("tool_calls") or ()]
-    kinds = [part["type"] for part in contents.plain_parts(message.get("content"))]
+    kinds = [part["type"] for part in contents.text_items(message.get("content"))]
     return [message.get("role"), kinds, bool(reasoning_of(message)), calls]
 
 

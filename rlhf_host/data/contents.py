@@ -47,7 +47,7 @@ def pictures(content: Any) -> list[Any]:
     return list(filter(is_picture, content)) if is_list(content) else []
 
 
-def plain_parts(content: Any) -> list[dict[str, str]]:
+def text_items(content: Any) -> list[dict[str, str]]:
     """Returns a content in the form of chat templates: texts and places of pictures."""
     parts: list[dict[str, str]] = []
     for part in content if is_list(content) else [text_of(content)]:

@@ -74,7 +74,7 @@ def as_messages(prompt: str | Sequence[Message], images: Sequence[Any] = (), ori
             )
         given = []
     if given and not _bare(messages):
-        _set_places(messages, len(given))
+        _number_pictures(messages, len(given))
     if (places := _bare(messages)) != len(given):
         raise UserError(
             f"{_count(len(given))}, and {_count(places, 'place')} for pictures: write {{'type': 'image'}} in the messages, or"
@@ -241,23 +241,23 @@ def _bare(messages: Sequence[Message]) -> int:
     return sum(_is_bare(part) for content in contents if is_list(content) for part in content)
 
 
-def _set_places(messages: list[Message], count: int) -> None:
+def _number_pictures(messages: list[Message], count: int) -> None:
     """Turns the text ``<image>`` into parts; without any, puts ``count`` parts before the first user message's words."""
     marked = False
     for message in messages:
         if message.get("role") == "assistant":  # what it wrote is text
             continue
-        parts = _as_parts(message)
+        parts = _content_items(message)
         if any(MARK in _words(part) for part in parts):
             message["content"], marked = [piece for part in parts for piece in _split(part)], True
     if not marked:
         first = next((message for message in messages if message.get("role") == "user"), None)
         if first is None:
             raise UserError(f"{count} pictures, and no user message that could have them")
-        first["content"] = [*({"type": "image"} for _ in range(count)), *_as_parts(first)]
+        first["content"] = [*({"type": "image"} for _ in range(count)), *_content_items(first)]
 
 
-def _as_parts(message: Message) -> list[Any]:
+def _content_items(message: Message) -> list[Any]:
     content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
 

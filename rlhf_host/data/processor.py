@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.errors import UserError, first_line
-from rlhf_host.records.pictures import MARK, Picture, pillow, places_of
+from rlhf_host.records.pictures import MARK, Picture, pillow, positions_of
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """Files that a model directory has beside its tokenizer's."""
@@ -43,7 +43,7 @@ class Processor:
         self.placeholder: int = self.tokenizer.convert_tokens_to_ids(self.text)
 
     @classmethod
-    def beside(cls, tokenizer: Any) -> Processor:
+    def of(cls, tokenizer: Any) -> Processor:
         """Returns the processor that has its files beside those of a tokenizer. Raises ``UserError`` if there is none."""
         return _at(str(tokenizer.name_or_path))
 
@@ -114,7 +114,7 @@ class Processor:
         if the tokens of one are not there.
         """
         tokens = [self._of_size(*size) for size in sizes]
-        places = places_of(ids, tokens, begins or [0] * len(sizes))
+        places = positions_of(ids, tokens, begins or [0] * len(sizes))
         if (missing := len(places)) < len(sizes):
             raise UserError(f"the {len(tokens[missing])} tokens of picture {missing + 1} of {len(sizes)} are not in the prompt")
         ends = [0, *(place + len(own) for place, own in zip(places, tokens, strict=True))]
@@ -179,7 +179,7 @@ def around_pictures(tokenizer: Any, token_ids: Sequence[int], sizes: Sequence[tu
     """Returns the tokens before, between and behind those of pictures with these widths and heights, by the processor beside the
     tokenizer. Raises ``UserError`` if there is none, or the tokens of a picture are not there.
     """
-    return Processor.beside(tokenizer).around(token_ids, sizes)
+    return Processor.of(tokenizer).around(token_ids, sizes)
 
 
 def refuse_unseen(tokenizer: Any, *ids: Sequence[int], text: str = "") -> None:

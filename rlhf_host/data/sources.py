@@ -78,7 +78,7 @@ def load_tasks(
     if data.max_samples is not None:
         listed = share(listed, weights, data.max_samples)
     for name, tasks in listed.items():
-        read[name], line = reader.fitting(tasks)
+        read[name], line = reader.within_limit(tasks)
         if line:
             report.append(f"{name}: {line}")
         if not read[name]:
@@ -213,7 +213,7 @@ class _SourceReader:
     def fits(self, task: Task) -> bool:
         return self.longest is None or len(task.prompt_ids or ()) <= self.longest
 
-    def fitting(self, tasks: list[Task]) -> tuple[list[Task], str]:
+    def within_limit(self, tasks: list[Task]) -> tuple[list[Task], str]:
         """Returns the tasks that stay, and a note on what was done to the others."""
         short = [task for task in tasks if self.fits(task)]
         long = len(tasks) - len(short)
@@ -273,7 +273,7 @@ class _SourceReader:
         if not task.images:
             refuse_unseen(self.tokenizer, ids, text=text)
             return tuple(ids)
-        return Pictured(Processor.beside(self.tokenizer).expand(ids, task.images, text), task.images)
+        return Pictured(Processor.of(self.tokenizer).expand(ids, task.images, text), task.images)
 
     def _text(self, task: Task) -> str | None:
         if task.prompt_ids is not None:

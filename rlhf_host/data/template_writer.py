@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from rlhf_host.data.contents import has_pictures, plain_parts, text_of, texts_of
+from rlhf_host.data.contents import has_pictures, text_items, text_of, texts_of
 from rlhf_host.data.templates import apply_template, for_row
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
@@ -69,7 +69,7 @@ class TemplateWriter:
         """Returns the template's text, with the opening of an answer if ``opens``. Raises ``UserError`` for messages that it
         refuses.
         """
-        in_parts = self._in_parts
+        in_parts = self._lists_contents
         as_it_is = [not in_parts and _is_plain(message) and message["role"] != "tool" for message in messages]
         shaped = [one if plain else self._in_form(one) for one, plain in zip(messages, as_it_is, strict=True)]
         return apply_template(self.tokenizer, shaped, add_generation_prompt=opens, tools=tools)
@@ -77,10 +77,10 @@ class TemplateWriter:
     def _in_form(self, message: Message) -> Message:
         if message.get("tool_calls") and self._json is None:
             self._json = self._takes_json()
-        return _in_form(message, bool(self._json), self._in_parts)
+        return _in_form(message, bool(self._json), self._lists_contents)
 
     @cached_property
-    def _in_parts(self) -> bool:
+    def _lists_contents(self) -> bool:
         """True if contents must be lists of parts: some templates of models that see images lose a plain text."""
         for in_parts in (False, True):
             message = _in_form({"role": "user", "content": self.mark}, False, in_parts)
@@ -94,7 +94,7 @@ class TemplateWriter:
         function = {"name": "f", "arguments": {"m": self.mark}}
         call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
         for as_json in (False, True):
-            talk = [_in_form(each, as_json, self._in_parts) for each in ({"role": "user", "content": "x"}, call)]
+            talk = [_in_form(each, as_json, self._lists_contents) for each in ({"role": "user", "content": "x"}, call)]
             with contextlib.suppress(UserError):
                 text = apply_template(self.tokenizer, talk, add_generation_prompt=False)
                 if self.mark in text and f"'{self.mark}'" not in text:
@@ -137,7 +137,7 @@ class TemplateWriter:
             thoughts = number == len(marked) and not opens
             problem = _loss(message, text)
             if problem is None and not words_alone:
-                problem = _loss_beside(message, text, thoughts=thoughts)
+                problem = _lost_with(message, text, thoughts=thoughts)
             if problem is not None:
                 last = number == len(marked) and not opens
                 if not (last or opens) and self._is_whole(messages[:-1], tools, words_alone, opens=True):
@@ -227,7 +227,7 @@ def _loss(message: Message, text: str) -> tuple[str, str] | None:
     return None
 
 
-def _loss_beside(message: Message, text: str, *, thoughts: bool) -> tuple[str, str] | None:
+def _lost_with(message: Message, text: str, *, thoughts: bool) -> tuple[str, str] | None:
     """Returns which of its names and, with ``thoughts``, reasoning is missing."""
     if thoughts and (reasoning := reasoning_of(message).strip()) and reasoning not in text:
         return "the reasoning of ", "write it into the content, as the model writes it, or leave it unread (data.ignore)"
@@ -282,7 +282,7 @@ def _shape(message: Message) -> Any:
     content, calls = message.get("content"), message.get("tool_calls")
     words: Any = bool(content.strip()) if isinstance(content, str) else bool(text_of(content).strip())
     if has_pictures(content):
-        words = tuple(part["type"] for part in plain_parts(content))
+        words = tuple(part["type"] for part in text_items(content))
     called = tuple(bool(call.get("function", call).get("arguments")) for call in calls) if calls else ()
     return message["role"], words, bool(reasoning_of(message)), called, *(bool(message.get(name)) for name in SHOWN)
 
@@ -297,7 +297,7 @@ def _in_form(message: Message, as_json: bool, in_parts: bool) -> Message:
     calls, reasoning = message.get("tool_calls"), reasoning_of(message)
     shaped = {**message, "content": text_of(message.get("content"))}
     if in_parts or has_pictures(message.get("content")):
-        shaped["content"] = plain_parts(message.get("content"))
+        shaped["content"] = text_items(message.get("content"))
     if reasoning:
         shaped |= dict.fromkeys(REASONING, reasoning)
     if message["role"] == "tool":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rlhf_host.distributed.split.shards import deal as deal
     from rlhf_host.distributed.split.shards import saved_bytes as saved_bytes
     from rlhf_host.distributed.split.shards import share_writer as share_writer
-    from rlhf_host.distributed.split.weight_reader import load_in_pieces as load_in_pieces
+    from rlhf_host.distributed.split.weight_reader import load_sharded as load_sharded
     from rlhf_host.distributed.sync.buckets import Wire as Wire
     from rlhf_host.distributed.sync.buckets import note_sent as note_sent
     from rlhf_host.distributed.sync.remote import TRAINER as TRAINER

@@ -57,7 +57,7 @@ class RowCache(Cache):
         if self.places is not None:
             if layer_idx not in self._layers:
                 # Zeros: what is hidden by a mask is multiplied by a probability of exactly 0, which NaN would survive.
-                self._layers[layer_idx] = (self._room(key_states), self._room(value_states))
+                self._layers[layer_idx] = (self._allocated(key_states), self._allocated(value_states))
             for held, new in zip(self._layers[layer_idx], (key_states, value_states), strict=True):
                 held[self.places, :, : new.shape[2]] = new
             return key_states, value_states
@@ -66,7 +66,7 @@ class RowCache(Cache):
         values.select(2, self.filled).copy_(value_states.squeeze(2))
         return keys[:, :, : self.filled + 1], values[:, :, : self.filled + 1]
 
-    def _room(self, states: Tensor) -> Tensor:
+    def _allocated(self, states: Tensor) -> Tensor:
         return states.new_zeros(len(self.lengths), states.shape[1], self.width, states.shape[3])
 
     # A batch: prefill, start, steps, keep.
@@ -230,7 +230,7 @@ class GenericDecoder:
 
     def _forward(self, ids: Tensor, cache: Cache | None, first: Mapping[str, Any] | None = None) -> Tensor:
         start, self._length = self._length, self._length + ids.shape[1]
-        places = self._places(torch.arange(start, self._length, device=self._device).expand_as(ids))
+        places = self._positions_of(torch.arange(start, self._length, device=self._device).expand_as(ids))
         inputs = (
             {self._cache_name: cache} | self._last | ({"position_ids": places} if self._positions else {}) | dict(first or {})
         )
@@ -240,7 +240,7 @@ class GenericDecoder:
             raise UserError(f"{type(self.model).__name__} returns no key-value cache, so it cannot generate")
         return out.logits[:, -1]
 
-    def _places(self, counted: Tensor) -> Tensor:
+    def _positions_of(self, counted: Tensor) -> Tensor:
         """Returns the positions of tokens, which are counted from the beginning of their rows."""
         return counted
 

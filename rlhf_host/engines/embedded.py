@@ -21,7 +21,7 @@ from rlhf_host.engines.transformers import Transformers
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.modes import evaluation
+from rlhf_host.models.precision import evaluation
 from rlhf_host.phases import slow_phase
 from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use

@@ -50,8 +50,8 @@ def copy_weights(model: nn.Module, buckets: Iterable[list[tuple[str, Tensor]]]) 
         raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more)")
 
 
-def kept_types(weights: Iterable[tuple[str, Tensor]]) -> tuple[str, tuple[str, ...]] | None:
-    """Returns the floating-point type of most weights, and the names of those of other types (``KeepsTypes.kept``)."""
+def weight_types(weights: Iterable[tuple[str, Tensor]]) -> tuple[str, tuple[str, ...]] | None:
+    """Returns the floating-point type of most weights, and the names of those of other types (``WeightTypes.weight_types``)."""
     types = {name: tensor.dtype for name, tensor in weights if tensor.is_floating_point()}
     if not types:
         return None
@@ -70,5 +70,5 @@ class ModuleLoader:
         self._model = model
 
     @property
-    def kept(self) -> tuple[str, tuple[str, ...]] | None:
-        return kept_types(self._model.state_dict().items())
+    def weight_types(self) -> tuple[str, tuple[str, ...]] | None:
+        return weight_types(self._model.state_dict().items())

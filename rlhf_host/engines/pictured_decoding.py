@@ -39,7 +39,7 @@ class _Prompts:
         ends = [int(layout.position_ids[:, row, :length].max()) + 1 for row, length in enumerate(lengths)]
         return torch.tensor(ends, device=self._device) - torch.tensor(lengths, device=self._device)
 
-    def places(self, counted: Tensor) -> Tensor:
+    def positions_of(self, counted: Tensor) -> Tensor:
         """Returns the positions ``[B, 1]``, or ``[3, B, 1]`` for models that place pictures, of tokens after the prompts."""
         places = counted + self.deltas[:, None]
         return places.expand(3, *places.shape) if hasattr(self._sight.base, "get_rope_index") else places
@@ -65,7 +65,7 @@ class PicturedDecoder(PlainDecoder):
 
     @property
     def _positions(self) -> Tensor:
-        return self._prompts.places(self._cache.positions)
+        return self._prompts.positions_of(self._cache.positions)
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         super().start(prompt_of_row, longest)
@@ -88,8 +88,8 @@ class PicturedGenericDecoder(GenericDecoder):
         self._prompts, self._length = given["input_ids"], 0
         return self._forward(self._prompts, None, {"position_ids": None} | given)
 
-    def _places(self, counted: Tensor) -> Tensor:
-        return self._seen.places(counted)
+    def _positions_of(self, counted: Tensor) -> Tensor:
+        return self._seen.positions_of(counted)
 
     def keep(self, rows: Tensor) -> None:
         super().keep(rows)

@@ -18,12 +18,12 @@ from rlhf_host.engines.pictured_decoding import PicturedDecoder, PicturedGeneric
 from rlhf_host.errors import UserError, beyond
 from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, find_head
+from rlhf_host.models.layout_check import EXACT, FAILURES, ROUGH, SHORTEST, WIDE, distance, random_text, structure
 from rlhf_host.models.layouts import padded_layout, to_device
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.modes import evaluation, in_32_bits, without_tf32
 from rlhf_host.models.pictures import Sight, noise
 from rlhf_host.models.pictures import inputs as pictured_inputs
-from rlhf_host.models.trial import EXACT, FAILURES, ROUGH, SHORTEST, WIDE, distance, random_text, structure
+from rlhf_host.models.precision import evaluation, in_32_bits, without_tf32
 from rlhf_host.phases import slow_phase
 from rlhf_host.protocols import Decoder, Use
 from rlhf_host.records.pictures import Pictured, shown_in

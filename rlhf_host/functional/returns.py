@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rlhf_host.records.ragged_operations import by_rows, in_pieces
+from rlhf_host.records.ragged_operations import by_rows, in_chunks
 
 _MIN_VARIANCE = 1e-8
 
@@ -61,7 +61,7 @@ def whiten(advantages: Tensor, mask: Tensor, center_only: bool = False) -> Tenso
         center_only: subtract the mean and leave the scale.
     """
     count = mask.sum().clamp(min=1)
-    whole, put_back = in_pieces(advantages, mask)  # in 64 bits a long batch would take twice its memory
+    whole, put_back = in_chunks(advantages, mask)  # in 64 bits a long batch would take twice its memory
 
     def centred(values: Tensor, counted: Tensor) -> Tensor:
         return torch.where(counted, values.to(torch.float64) - mean, 0.0)

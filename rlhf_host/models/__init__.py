@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rlhf_host.data.templates import tells_the_day as tells_the_day
     from rlhf_host.models.adapter_files import is_adapter as is_adapter
     from rlhf_host.models.adapter_files import refuse_other_base as refuse_other_base
+    from rlhf_host.models.available_memory import container_memory as container_memory
+    from rlhf_host.models.available_memory import machine_memory as machine_memory
     from rlhf_host.models.loading import head_of as head_of
     from rlhf_host.models.loading import load_model as load_model
     from rlhf_host.models.loading import load_tokenizer as load_tokenizer
@@ -23,10 +25,8 @@ if TYPE_CHECKING:
     from rlhf_host.models.loading import sizes as sizes
     from rlhf_host.models.loading import stop_tokens as stop_tokens
     from rlhf_host.models.loading import weight_files as weight_files
-    from rlhf_host.models.places import hub_answers as hub_answers
-    from rlhf_host.models.places import with_base as with_base
+    from rlhf_host.models.locations import hub_answers as hub_answers
+    from rlhf_host.models.locations import with_base as with_base
     from rlhf_host.models.quantized import widen as widen
-    from rlhf_host.models.room import container_memory as container_memory
-    from rlhf_host.models.room import machine_memory as machine_memory
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -103,7 +103,7 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
         if type(layer) not in plain:
             raise UserError(f"{type(model).__name__}: {place} is more than a linear map, and cannot have an adapter")
         layer._active_adapter, layer._disable_adapters = [TRAINED], False
-        for own, part in _parts(layer):
+        for own, part in _lora_modules(layer):
             part.requires_grad_(own == TRAINED)
             for weight in part.parameters():
                 weight.data = weight.data.float() if weight.dtype in NARROW else weight.data
@@ -140,7 +140,7 @@ def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[
     return [(name, module) for name, module in modules if isinstance(module, LoraLayer)]
 
 
-def _parts(layer: Any) -> Iterator[tuple[str, nn.Module]]:
+def _lora_modules(layer: Any) -> Iterator[tuple[str, nn.Module]]:
     for parts in (layer.lora_A, layer.lora_B):
         yield from parts.items()
 
@@ -177,7 +177,7 @@ def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> I
     Weights in 4 bits become as their products use them.
     """
     layers, narrow = dict(adapter_layers(model, every_name=True)), quantized.layers(model)
-    parts = {weight for layer in layers.values() for _, part in _parts(layer) for weight in part.parameters()}
+    parts = {weight for layer in layers.values() for _, part in _lora_modules(layer) for weight in part.parameters()}
     adapters = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in parts}
     for name, tensor in weights:
         owner, _, own = name.rpartition(".base_layer.")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf_host.errors import UserError
 from rlhf_host.models.layouts import Layout
-from rlhf_host.models.modes import evaluation
+from rlhf_host.models.precision import evaluation
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")

@@ -9,8 +9,8 @@ from torch import nn
 
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models.heads import find_head, scalar_head
-from rlhf_host.models.modes import evaluation
 from rlhf_host.models.output_heads import LanguageHead, ScalarHead
+from rlhf_host.models.precision import evaluation
 from rlhf_host.protocols import Kernels, Use
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlhf_host.models.modes import in_32_bits
+from rlhf_host.models.precision import in_32_bits
 
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Names that configurations use for the softcap."""

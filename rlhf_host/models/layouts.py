@@ -133,12 +133,12 @@ class Rows:
         if self.place is not None and self.images is not None:
             images = [[own] for own in self.images] if alone else [self.images]
             layouts = [self.place(layout, own) for layout, own in zip(layouts, images, strict=True)]
-        predicts, last = all_places(layouts)
+        predicts, last = all_positions(layouts)
         scored, own = last, predicts
         if self.read_whole:
-            own = own_places(predicts, last, lengths)
+            own = own_positions(predicts, last, lengths)
             tokens = ([*ids, *part.tolist()] for ids, part in zip(self.prompt_ids, parts, strict=True))
-            scored = score_places(layouts, tokens, self.pad)
+            scored = score_positions(layouts, tokens, self.pad)
         places = (predicts, last, scored, own, self.mask.flatten().nonzero().squeeze(-1), self.completions)
         predicts, last, scored, own, at, targets = (place.to(device, non_blocking=True) for place in places)
         layouts = [to_device(layout, device) for layout in layouts]
@@ -232,14 +232,14 @@ def without_last(
     return replace(layout, predicts=predicts)
 
 
-def all_places(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
+def all_positions(layouts: Sequence[Layout]) -> tuple[Tensor, Tensor]:
     """Returns ``predicts`` and ``last`` over the hidden states of all layouts, one after the other."""
     starts = itertools.accumulate((layout.input_ids.numel() for layout in layouts), initial=0)
     places = [(layout.predicts + start, layout.last + start) for layout, start in zip(layouts, starts, strict=False)]
     return torch.cat([predicts for predicts, _ in places]), torch.cat([last for _, last in places])
 
 
-def own_places(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor:
+def own_positions(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor:
     """Returns ``[C]``: the place of each completion token. The next token is predicted there; after the last one, none.
 
     Args:
@@ -253,7 +253,7 @@ def own_places(predicts: Tensor, last: Tensor, lengths: Sequence[int]) -> Tensor
     return own
 
 
-def score_places(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: int | None) -> Tensor:
+def score_positions(layouts: Sequence[Layout], rows: Iterable[Sequence[int]], pad: int | None) -> Tensor:
     """Returns ``[B]``, over the same states: the place where transformers' sequence classification reads each row's score. It
     is the last token that is not ``pad``, else the first.
     """

@@ -33,9 +33,9 @@ from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
 from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import retype, weight_dtypes
-from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
 from rlhf_host.models.heads import scalar_head
-from rlhf_host.models.places import ModelPlace, find_model, hub_answers, with_base
+from rlhf_host.models.locations import ModelLocation, find_model, hub_answers, with_base
+from rlhf_host.models.preparation import no_head, prepare, refuse_settings, wide_head
 from rlhf_host.once import once
 from rlhf_host.runs.models import step_model
 
@@ -62,7 +62,7 @@ def load_model(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", traina
         brings_head = role.adapter is not None and adapter_files.is_scalar(role.adapter)
         model = load(source, role, head, trainable, new_head=trainable or brings_head)
     with quiet_transformers():
-        return fit(model, role, source, device, trainable=trainable)
+        return prepare(model, role, source, device, trainable=trainable)
 
 
 def weight_files(role: RoleConfig) -> list[Path]:
@@ -141,7 +141,7 @@ def load_tokenizer(role: RoleConfig) -> PreTrainedTokenizerBase:
     """
     name = role.tokenizer or (role.adapter if _has_tokenizer(role.adapter) else step_model(role.model))
     if adapter_files.is_adapter(name) and _has_tokenizer(name):
-        source = ModelPlace(str(Path(str(name)).expanduser()), local=True)
+        source = ModelLocation(str(Path(str(name)).expanduser()), local=True)
     else:
         source = find_model(name, weights=False)
     options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
@@ -253,7 +253,7 @@ def stop_tokens(role: RoleConfig) -> list[int]:
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
-def options_of(source: ModelPlace, role: RoleConfig) -> dict[str, Any]:
+def options_of(source: ModelLocation, role: RoleConfig) -> dict[str, Any]:
     return {
         "revision": None if source.local else role.revision,
         "trust_remote_code": role.trust_remote_code,
@@ -261,7 +261,7 @@ def options_of(source: ModelPlace, role: RoleConfig) -> dict[str, Any]:
     }
 
 
-def _load_safetensors(source: ModelPlace, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
+def _load_safetensors(source: ModelLocation, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     options, config = options_of(source, role), configuration(source, role, head)
     if role.quantize:
         options |= quantized.settings(choose_device(role.device))
@@ -294,7 +294,7 @@ def _load_safetensors(source: ModelPlace, role: RoleConfig, head: str, trainable
     return model
 
 
-def configuration(source: ModelPlace, role: RoleConfig, head: str = "lm") -> Any:
+def configuration(source: ModelLocation, role: RoleConfig, head: str = "lm") -> Any:
     """Returns the configuration of the role's model, with one label for a scalar head. A command reads it once."""
     options = options_of(source, role) | ({"gguf_file": source.gguf} if source.gguf else {})
     options |= {"num_labels": 1} if head == "scalar" else {}
@@ -311,7 +311,7 @@ def _configuration(path: str, **options: Any) -> Any:
     return AutoConfig.from_pretrained(path, **options)
 
 
-def new_model(source: ModelPlace, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: Any) -> PreTrainedModel:
+def new_model(source: ModelLocation, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: Any) -> PreTrainedModel:
     """Returns a model of this configuration, with random weights; of the type that it says where ``dtype`` is ``auto``."""
     made = model_class(head, config)
     options: dict[str, Any] = {"attn_implementation": attention_of(role, config)} | (
@@ -325,7 +325,7 @@ def new_model(source: ModelPlace, role: RoleConfig, head: str, config: PreTraine
     return model
 
 
-def _load_gguf(source: ModelPlace, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
+def _load_gguf(source: ModelLocation, role: RoleConfig, head: str, trainable: bool, new_head: bool) -> PreTrainedModel:
     quantized = AutoModelForCausalLM.from_pretrained(
         source.path, gguf_file=source.gguf, dtype=torch.float32, local_files_only=True
     )

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models import attention
+from rlhf_host.models.activation_memory import gathered
 from rlhf_host.models.adapters import using
 from rlhf_host.models.balance import Balance
 from rlhf_host.models.examination import examine
 from rlhf_host.models.flops import ModelFlops
 from rlhf_host.models.heads import decoder_of
-from rlhf_host.models.kept import gathered
+from rlhf_host.models.layout_check import WIDE, DoesNotRun, Verdict, check_layouts, structure
 from rlhf_host.models.layouts import (
     Layout,
     Line,
@@ -33,11 +34,10 @@ from rlhf_host.models.layouts import (
     to_device,
     without_last,
 )
-from rlhf_host.models.modes import evaluation, in_32_bits, is_narrow
 from rlhf_host.models.output_heads import LanguageHead, Wanted
 from rlhf_host.models.pictures import Reader, Sight, base_of, features_of, first_pictures
 from rlhf_host.models.pictures import inputs as pictured_inputs
-from rlhf_host.models.trial import WIDE, DoesNotRun, Verdict, structure, try_layouts
+from rlhf_host.models.precision import evaluation, in_32_bits, is_narrow
 from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Slices, Tensors, Use
 from rlhf_host.records.pictures import Shown
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
@@ -52,7 +52,7 @@ class Passes:
     """Passes over rows of prompt and completion; they return log-probabilities, entropy, values and scores.
 
     A batch uses the layout with the least to compute, among those that the model computes correctly. That is tested for each
-    new power of two of the longest row (``models/trial.py``). The model is in evaluation mode, and only
+    new power of two of the longest row (``models/layout_check.py``). The model is in evaluation mode, and only
     adapters have dropout (``models/adapter_dropout.py``).
 
     Args:
@@ -64,7 +64,7 @@ class Passes:
         balance: passes with gradients also return ``router_loss``.
         reader: turns pictures into tensors; default: the processor beside the model's files.
         slices: this process computes a part of every line of rows, and all processes of them get the same results.
-        probe: a small model of the same kind, which is examined in place of a model without weights (``InPieces``).
+        probe: a small model of the same kind, which is examined in place of a model without weights (``ShardedModel``).
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Passes:
         with_shared = self.shared_prefix != "off" or self.slices is not None
         hidden = partial(self._hidden, exact=exact)
         sight = self.sight if pictured else None
-        return try_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared, sight=sight)
+        return check_layouts(hidden, oracle, self.compute, length, exact=exact, with_shared=with_shared, sight=sight)
 
     @cached_property
     def sight(self) -> Sight:
@@ -209,7 +209,7 @@ class Passes:
         self, prompt_ids: Sequence[Sequence[int]], completion_lens: Sequence[int], group_id: Sequence[int] | None = None
     ) -> int:
         """Returns how many tokens in padded rows need as much memory as one ``forward`` over these rows, with its backward pass:
-        ``tokens``, and what attention gathers of shared prompts for each row (``models/kept.py``).
+        ``tokens``, and what attention gathers of shared prompts for each row (``models/activation_memory.py``).
         """
         shares, line, padded = self._layout(prompt_ids, self.head.computed(completion_lens), self._share(prompt_ids, group_id))
         if not shares:

@@ -21,7 +21,7 @@ from torch import Tensor
 from rlhf_host.data.processor import Processor
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.layouts import Layout, Places, rows_in
-from rlhf_host.records.pictures import Picture, Shown, pillow, places_of, png
+from rlhf_host.records.pictures import Picture, Shown, pillow, png, positions_of
 
 FIRST = "5.18"
 """The first version of transformers that takes features of pictures which were computed before."""
@@ -174,13 +174,13 @@ def noise(seed: int) -> Picture:
 
 def first_pictures(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> Sequence[Shown]:
     """Returns those of a row's pictures whose tokens are in its beginning ``ids``."""
-    return images[: len(_places(ids, images, seen))]
+    return images[: len(_token_positions(ids, images, seen))]
 
 
-def _places(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> list[int]:
+def _token_positions(ids: Sequence[int], images: Sequence[Shown], seen: Seen) -> list[int]:
     """Returns where the tokens of each picture begin, up to the first that is not there."""
     tokens = [seen.tokens[seen.numbers[picture]] for _, picture in images]
-    return places_of(ids, tokens, [begin for begin, _ in images])
+    return positions_of(ids, tokens, [begin for begin, _ in images])
 
 
 def features_of(base: Any, seen: Seen, device: torch.device) -> Any:
@@ -244,7 +244,7 @@ def _features(ids: Sequence[int], images: Sequence[Shown], seen: Seen, row: int)
     """
     tokens = torch.tensor(ids, dtype=torch.int64)
     features = torch.where(tokens == seen.placeholder, seen.starts[-1], -1)
-    places = _places(ids, images, seen)
+    places = _token_positions(ids, images, seen)
     if len(places) < len(images):
         number = len(places)
         raise RunError(

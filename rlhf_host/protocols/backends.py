@@ -29,7 +29,7 @@ class BackendTraits(Traits):
     """Bytes per trained number for gradient and optimizer, beside the weight, on the same device, in every process. 0: less, or
     unknown.
     """
-    in_pieces: bool = False
+    loads_shards: bool = False
     """True if a model may come without its weights (``BackendStart.weights``). Then it must be ``sharded``."""
     splits_frozen: bool = False
     """The plugin also has ``split`` (``SplitsFrozen``), for models that are not trained, on several ranks."""

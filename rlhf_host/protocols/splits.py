@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class InPieces:
+class ShardedModel:
     """A model that has no weights yet."""
 
     model: PreTrainedModel
@@ -33,13 +33,13 @@ class InPieces:
     """
 
 
-class LoadsInPieces(Protocol):
-    """Optional interface of a backend's plugin, with the trait ``in_pieces``."""
+class LoadsShards(Protocol):
+    """Optional interface of a backend's plugin, with the trait ``loads_shards``."""
 
-    def load_model(self, role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> InPieces | None:
+    def load_model(self, role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> ShardedModel | None:
         """Load a role's model without its weights. None: it can only be loaded whole, which the host does then.
 
-        ``rlhf_host.distributed.load_in_pieces`` does this for models that transformers can read.
+        ``rlhf_host.distributed.load_sharded`` does this for models that transformers can read.
         """
 
 

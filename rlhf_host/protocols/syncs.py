@@ -57,7 +57,7 @@ class Loader(Protocol):
 
 
 @runtime_checkable
-class KeepsTypes(Protocol):
+class WeightTypes(Protocol):
     """Optional interface of a ``Loader`` that says in which types it keeps weights, so that no more bits are sent."""
 
     kept: tuple[str, tuple[str, ...]] | None

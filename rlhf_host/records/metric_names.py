@@ -67,7 +67,7 @@ class RowMetrics:
         """Names that the host has used."""
         self._said: set[str] = set()
 
-    def beside(self, host: Mapping[str, float], means: Mapping[str, float]) -> dict[str, float]:
+    def merged_with(self, host: Mapping[str, float], means: Mapping[str, float]) -> dict[str, float]:
         """Returns all of them. A name that the host has used becomes ``plugin/NAME``."""
         self._host |= host.keys()
         own = {}

@@ -151,7 +151,7 @@ def place_of(token_ids: Sequence[int], own: Sequence[int], begin: int = 0) -> in
     return None
 
 
-def places_of(token_ids: Sequence[int], pictures: Iterable[Sequence[int]], begins: Iterable[int]) -> list[int]:
+def positions_of(token_ids: Sequence[int], pictures: Iterable[Sequence[int]], begins: Iterable[int]) -> list[int]:
     """Returns where the tokens of pictures begin, one after the other, up to the first that is not there.
 
     Args:

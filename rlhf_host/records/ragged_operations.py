@@ -39,7 +39,7 @@ def by_rows(function: _Function) -> _Function:
             return function(*tensors, **named)
         rows = first.rows
         out: RaggedTensor | None = None
-        for index in _pieces(rows):
+        for index in _chunks(rows):
             width = int(rows.lengths[index[-1]])
 
             def cut(value: Any, index: list[int] = index, width: int = width) -> Any:
@@ -56,7 +56,7 @@ def by_rows(function: _Function) -> _Function:
     return cast(_Function, call)
 
 
-def in_pieces(values: Tensor, mask: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Callable[[list[Tensor]], Tensor]]:
+def in_chunks(values: Tensor, mask: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Callable[[list[Tensor]], Tensor]]:
     """Returns a tensor ``[B, T]`` and its mask as pairs of flat pieces, without padding where they are ragged; and a function
     that puts pieces together to ``[B, T]``, with 0 at padding.
     """
@@ -76,7 +76,7 @@ def _cannot_cut(value: Any, rows: Rows) -> bool:
     return isinstance(value, Tensor) and value.dim() > 1
 
 
-def _pieces(rows: Rows) -> Iterator[list[int]]:
+def _chunks(rows: Rows) -> Iterator[list[int]]:
     """Yields the rows by length, the shortest first, as many at a time as may be padded at once."""
     order, begin = np.argsort(rows.lengths, kind="stable").tolist(), 0
     while begin < len(order):

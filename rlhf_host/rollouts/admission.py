@@ -54,7 +54,7 @@ class Admission:
         return self.depth
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         """True if another draw may begin."""
         return self.held < (min(self.depth, self.steps - self.version - 1) + 1) * self.batch
 
@@ -134,7 +134,7 @@ class InAdvance(Admission):
     """Draws of that batch that have a verdict."""
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         begun = self.admitted - self.taken
         if self.version >= self.steps or self._training or self._complete or begun >= self.budget:
             return False

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from rlhf_host.data.codec import text_of
-from rlhf_host.data.contents import plain_parts
+from rlhf_host.data.contents import text_items
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Episode, EpisodeFailed, Generation, Message, Segment, Trajectory
 from rlhf_host.records.messages import Reply
@@ -325,7 +325,7 @@ def _next(path: bytes, message: Message, names: Sequence[Any]) -> bytes:
     role = {"developer": "system"}.get(str(message.get("role")), message.get("role"))
     content: Any = text_of(message.get("content"))
     if keys := [picture.key for picture in pictures_in([message])]:
-        content = [plain_parts(message.get("content")), keys]
+        content = [text_items(message.get("content")), keys]
     if role != "assistant":
         number = message.get("tool_call_id")
         return _digest([role, content, names.index(number) if number in names else message.get("name")], path)

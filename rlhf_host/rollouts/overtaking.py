@@ -49,7 +49,7 @@ class Overtaking(Admission):
         self.unsettled = NONE
 
     @property
-    def room(self) -> bool:
+    def has_capacity(self) -> bool:
         left = self.steps - self.version
         return self.held < min((min(self.depth, left - 1) + 1) * self.batch + min(self._older, self.batch), left * self.batch)
 

@@ -166,7 +166,7 @@ class Pipeline:
         while True:
             try:
                 # What was restored and given back waits for the next batch.
-                while self.admission.room or (self.admission.depth and self.admission.admitted in self._restored):
+                while self.admission.has_capacity or (self.admission.depth and self.admission.admitted in self._restored):
                     self._begin()
             except Exception as error:
                 return self._fail(error)

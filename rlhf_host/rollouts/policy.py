@@ -164,7 +164,7 @@ class EpisodePolicy:
         prompt = list(task.prompt_ids or ())
         if prompt and list(token_ids[: len(prompt)]) == prompt:
             return Pictured(token_ids, task.images)
-        if Processor.beside(self.tokenizer).placeholder in token_ids:
+        if Processor.of(self.tokenizer).placeholder in token_ids:
             raise ValueError("token_ids: they have tokens of pictures, and no pictures: give rlhf_host.Pictured(ids, images)")
         return token_ids
 

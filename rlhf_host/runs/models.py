@@ -11,7 +11,7 @@ from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.errors import PluginError, UserError, near_matches
 from rlhf_host.once import once
 from rlhf_host.plugins.selection import find
-from rlhf_host.runs.step_models import kept_steps, written_model
+from rlhf_host.runs.step_models import saved_steps, written_model
 
 ACTOR = "actor"
 LINKS = {Path(link).name: link for link in (BEST, LAST)}
@@ -98,7 +98,7 @@ def model_steps(run: Path) -> list[int]:
     """Returns the steps of a run whose models ``RUN@STEP`` can mean, in order."""
     run = named_run(run)
     final = _step(run / "model") if _is_model(run / "model") else None
-    return sorted({*dict(checkpoint_dirs(run)), *kept_steps(run), *([] if final is None else [final])})
+    return sorted({*dict(checkpoint_dirs(run)), *saved_steps(run), *([] if final is None else [final])})
 
 
 def run_of(path: Path) -> Path | None:
@@ -137,7 +137,7 @@ def _of_step(run: Path, step: int) -> RunModel:
     model = written_model(run, step)
     if model is None:
         there = model_steps(run)
-        raise UserError(f"{run} has no checkpoint of step {step}{_kept(there, step)}{_ends(there)}{_missing(run)}")
+        raise UserError(f"{run} has no checkpoint of step {step}{_near_steps(there, step)}{_ends(there)}{_missing(run)}")
     return RunModel(model, run_of(run), step)
 
 
@@ -171,12 +171,12 @@ def _checkpoint(run: Path, name: str, asked: str) -> Path:
             return run / "checkpoints" / (run / LINKS[name]).resolve().name
         if name == Path(LAST).name and checkpoints:  # the file system has no links
             return checkpoints[max(checkpoints)]
-        raise UserError(f"{asked}: {run} has no {LINKS[name]}" + _kept(checkpoints, 0))
+        raise UserError(f"{asked}: {run} has no {LINKS[name]}" + _near_steps(checkpoints, 0))
     number = _number(name)
     if number is None:
         raise UserError(f"{asked}: should be best, last or a step{near_matches(name, LINKS)}")
     if number not in checkpoints:
-        raise UserError(f"{asked}: {run} has no checkpoint of step {number}{_kept(checkpoints, number)}")
+        raise UserError(f"{asked}: {run} has no checkpoint of step {number}{_near_steps(checkpoints, number)}")
     return checkpoints[number]
 
 
@@ -185,7 +185,7 @@ def _ends(steps: Sequence[int]) -> str:
     return f" ({len(steps)} in all, from {steps[0]} to {steps[-1]})" if len(steps) > SHOWN else ""
 
 
-def _kept(steps: Iterable[int], wanted: int) -> str:
+def _near_steps(steps: Iterable[int], wanted: int) -> str:
     """Returns the existing steps; if there are many, those near the requested one."""
     near = sorted(sorted(steps, key=lambda step: abs(step - wanted))[:SHOWN])
     return f"; it has those of {'step' if len(near) == 1 else 'steps'} {', '.join(map(str, near))}" if near else ""

@@ -17,7 +17,7 @@ _WRITTEN: dict[tuple[Path, int], Scratch] = {}
 """Run and step → the model's directory, which this process wrote and removes."""
 
 
-def kept_steps(run: Path) -> list[int]:
+def saved_steps(run: Path) -> list[int]:
     """Returns the steps whose models packages can write. Raises ``RunError`` for a package that fails."""
     return sorted({step for _, _, steps in _packages(run) for step in steps})
 

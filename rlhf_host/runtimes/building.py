@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf_host.errors import blaming
 from rlhf_host.plugins.specs import PluginSpec
-from rlhf_host.protocols import InPieces, Kernels, Ranks, RuntimeStart, Writer
+from rlhf_host.protocols import Kernels, Ranks, RuntimeStart, ShardedModel, Writer
 from rlhf_host.training.trained_roles import check_state, in_backend, role_views
 
 __all__ = ["Roles", "check_state"]
@@ -39,8 +39,8 @@ class Roles:
         from rlhf_host.backends.weights import adapter_buckets
         from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
-        from rlhf_host.training.following import refuse_different
         from rlhf_host.training.role import Role
+        from rlhf_host.training.soft_updates import refuse_different
         from rlhf_host.training.worker import Worker
         from rlhf_host.weight_sync.local_source import LocalWeights
 
@@ -53,12 +53,12 @@ class Roles:
             if need.name in views:
                 continue
             own: dict[str, Any] = {"head": need.head, "trainable": need.trainable}
-            in_pieces = need.name in handled and backend.traits.in_pieces
-            found: InPieces | None = backend.load_model(settings, **own) if in_pieces else None
+            loads_shards = need.name in handled and backend.traits.loads_shards
+            found: ShardedModel | None = backend.load_model(settings, **own) if loads_shards else None
             models[need.name] = load_model(settings, **own) if found is None else found.model
             if found is not None:
                 pieces[need.name] = found
-            elif in_pieces and ranks.process == 0 and ranks.processes > 1:
+            elif loads_shards and ranks.process == 0 and ranks.processes > 1:
                 log.warning("%s: this model cannot be read in pieces, so each rank loads all of it first", need.name)
             if need.trainable and ranks.rank == 0:
                 _report_frozen(need.name, models[need.name])

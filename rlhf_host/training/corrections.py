@@ -14,7 +14,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import CorrectionNeeds
 from rlhf_host.records.tensors import Batch, Outputs, PolicyLogprobs
-from rlhf_host.training.readings import Readings
+from rlhf_host.training.deferred_values import DeferredValues
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Corrections:
 
 @torch.no_grad()
 def correction_weights(
-    hooks: PluginManager, outputs: Outputs, batch: Batch, *, gates_only: bool, readings: Readings | None = None
+    hooks: PluginManager, outputs: Outputs, batch: Batch, *, gates_only: bool, readings: DeferredValues | None = None
 ) -> Corrections | None:
     """Returns the product of all plugins' weights, or None if no plugin gives any.
 
@@ -58,7 +58,7 @@ def correction_weights(
     answers = [*_answers(hooks, logprobs, batch)]
     tokens, rows = torch.ones_like(current), current.new_ones(len(batch))
     row_keys: set[str] = set()
-    needs, later = hooks.needs(), Readings() if readings is None else readings
+    needs, later = hooks.needs(), DeferredValues() if readings is None else readings
     for key, weight in answers:
         if CorrectionNeeds.of(needs.get(key)).weights == "row" and weight.dim() == 2:
             raise RunError(f"{key} gave weights of tokens, {list(weight.shape)}, and its needs say weights='row': return [B]")

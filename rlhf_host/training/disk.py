@@ -9,9 +9,9 @@ from typing import Any
 
 from rlhf_host.config.schema import CheckpointConfig, RunConfig
 from rlhf_host.directories import amount
-from rlhf_host.models.outline import weights_of
+from rlhf_host.models.meta_model import weights_of
 from rlhf_host.protocols import RuntimeStart
-from rlhf_host.training.trained_roles import kept_roles
+from rlhf_host.training.trained_roles import saved_roles
 
 WHILE_RUNNING = 2
 """Newest checkpoints that stay by default while a run goes on: a damaged one has one before it."""
@@ -26,7 +26,7 @@ def checkpoint_bytes(start: RuntimeStart, outlines: Mapping[str, Any]) -> float 
     """
     backend: Any = start.backend.build()
     total = 0.0
-    for need in kept_roles(start.needs):
+    for need in saved_roles(start.needs):
         role, model = start.roles[need.name], outlines[need.name]
         if model is None or not backend.traits.saved_bytes:
             return None

@@ -60,7 +60,7 @@ class Evaluation:
 
     def _summary(self, groups: Sequence[Group]) -> dict[str, float]:
         measured = row_means(row for group in groups for row in group.trajectories if row.final)
-        return self.row_metrics.beside(summary(groups, self.settings), measured)
+        return self.row_metrics.merged_with(summary(groups, self.settings), measured)
 
 
 def summary(groups: Sequence[Group], settings: EvalConfig) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.directories import content_hash
 from rlhf_host.models import adapter_files
 from rlhf_host.models.loading import weight_files
-from rlhf_host.models.places import find_model, with_base
+from rlhf_host.models.locations import find_model, with_base
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.needs import Needs, RoleNeed

@@ -121,7 +121,7 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
     return Inputs(tokenizer, TaskData(tasks, held_out))
 
 
-def prompt_room(config: RunConfig) -> int | None:
+def prompt_limit(config: RunConfig) -> int | None:
     """Longest prompt that leaves room for a token, in tokens; ``None``: nothing says."""
     limits = [limit for limit in (config.rollout.max_tokens, sizes(config.roles["actor"])[1]) if limit is not None]
     return min(limits) - 1 if limits else None
@@ -130,7 +130,7 @@ def prompt_room(config: RunConfig) -> int | None:
 def tasks_of(
     config: RunConfig, data: DataConfig, split: Split, tokenizer: Any, rows: PythonRows, manager: PluginManager
 ) -> TaskSet:
-    room, seed = prompt_room(config), config.seed if split == "train" else config.eval.seed
+    room, seed = prompt_limit(config), config.seed if split == "train" else config.eval.seed
     tasks = load_tasks(data, split=split, tokenizer=tokenizer, seed=seed, max_prompt_tokens=room, rows=rows, manager=manager)
     refuse_other_agents(tasks, data, manager)
     return tasks

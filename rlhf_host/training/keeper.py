@@ -31,10 +31,10 @@ from rlhf_host.training.checkpoints import (
     point_to,
     remove_leftovers,
 )
+from rlhf_host.training.components import RunComponents
 from rlhf_host.training.disk import WHILE_RUNNING
-from rlhf_host.training.parts import RunParts
-from rlhf_host.training.pending import read_pending, write_pending
-from rlhf_host.training.trained_roles import kept_roles
+from rlhf_host.training.trained_roles import saved_roles
+from rlhf_host.training.untrained_groups import read_untrained, write_untrained
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ WAKE_S = 0.5
 class CheckpointKeeper:
     """Writes the checkpoints of one run. A failure ends the run, or is logged where ``checkpoint.on_error`` is ``warn``."""
 
-    parts: RunParts
+    parts: RunComponents
     scoring: Barrier | None = None
     """Before rewards whose state changes beside the steps, where there are some."""
     waited_s: float = 0.0
@@ -69,7 +69,7 @@ class CheckpointKeeper:
         """Goes on from it."""
         state, progress = checkpoint.state, self.parts.progress
         progress.load_state_dict(checkpoint.step, state)
-        finished = read_pending(checkpoint.path)
+        finished = read_untrained(checkpoint.path)
         self._saved, self._saved_groups = (checkpoint.step, progress.pending), frozenset(finished)
         self.parts.source.load_state_dict(state["stream"], finished)
         for role, rate in progress.rates.items():
@@ -137,7 +137,7 @@ class CheckpointKeeper:
         self.settle(needed=needed)
         finished = self.parts.config.checkpoint.keep is None and not interrupted
         if finished or progress.begun is not None:  # nobody begins again with it
-            keep_checkpoints(self.parts.run_dir, progress.step, 1 if finished else self._kept, (progress.best_step,))
+            keep_checkpoints(self.parts.run_dir, progress.step, 1 if finished else self._limit, (progress.best_step,))
 
     def rescue(self) -> None:
         """Writes a checkpoint of the last finished step of a run that fails, unless there is one or the weights have moved."""
@@ -177,8 +177,8 @@ class CheckpointKeeper:
         tensors = {name: self._position[name] for name in ("plugins", "torch_rng")}
         state = progress.state_dict() | {"stream": self._position["stream"], "plugins": plugin_sources(self.parts.manager)}
         state["config"] = self.parts.config.model_dump(mode="json")
-        savers = {need.name: partial(self.parts.runtime.save_role, need.name) for need in kept_roles(self.parts.needs)}
-        pending = partial(write_pending, self._position["finished"])
+        savers = {need.name: partial(self.parts.runtime.save_role, need.name) for need in saved_roles(self.parts.needs)}
+        pending = partial(write_untrained, self._position["finished"])
         fields = {name: self._fields(name) for name in savers}
         try:
             self.parts.ledger.flush()
@@ -253,7 +253,7 @@ class CheckpointKeeper:
                 position["finished"] = pipeline.finished()
 
     @property
-    def _kept(self) -> int:
+    def _limit(self) -> int:
         """Number of newest checkpoints that stay while the run goes on; 0: all."""
         keep = self.parts.config.checkpoint.keep
         return WHILE_RUNNING if keep is None else keep
@@ -261,7 +261,7 @@ class CheckpointKeeper:
     def _work(self, write: Callable[[], Path]) -> Callable[[], None]:
         """Returns what writes a checkpoint, links to it and removes the oldest, but that with which a lost run begins again."""
         step, best, begun = self.parts.progress.step, self.parts.progress.best_step, self.parts.progress.begun
-        run_dir, keep = self.parts.run_dir, self._kept
+        run_dir, keep = self.parts.run_dir, self._limit
 
         def work() -> None:
             write()

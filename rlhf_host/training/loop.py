@@ -18,12 +18,12 @@ from rlhf_host.rollouts.gate import Gate
 from rlhf_host.rollouts.watch import watched
 from rlhf_host.runs.signs import Signs
 from rlhf_host.training.adjustments import adjustments
+from rlhf_host.training.components import RunComponents
 from rlhf_host.training.events import Interrupted
 from rlhf_host.training.keeper import CheckpointKeeper
 from rlhf_host.training.measures import of_engines
 from rlhf_host.training.memory import memory
 from rlhf_host.training.optimize import optimize
-from rlhf_host.training.parts import RunParts
 from rlhf_host.training.source import Drawn, timed
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Loop:
     """The controller of a run, the same on every runtime."""
 
-    parts: RunParts
+    parts: RunComponents
     keeper: CheckpointKeeper
     evaluate: Callable[[int], tuple[dict[str, float], Sequence[Trajectory]]] | None
     """Metrics under ``eval/`` and rows of the held-out data, after a step."""
@@ -144,7 +144,7 @@ class Loop:
             own["time/checkpoint"], self.keeper.waited_s = self.keeper.waited_s, 0.0
         for name, used in memory().items():
             own[name] = max(used, of_updates.pop(name, 0.0))  # ranks in other processes say theirs
-        return self.row_metrics.beside(joined(drawn.metrics, of_updates, measured, own), drawn.row_metrics)
+        return self.row_metrics.merged_with(joined(drawn.metrics, of_updates, measured, own), drawn.row_metrics)
 
     def _report(self, metrics: dict[str, float], *, evaluate: bool) -> dict[str, float]:
         """Evaluates where due, then tells plugins and trackers; the step's row is complete here."""

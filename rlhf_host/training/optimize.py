@@ -12,7 +12,7 @@ from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Trainer, Update
 from rlhf_host.records.tensors import Experience
-from rlhf_host.training.beside import joined
+from rlhf_host.training.auxiliary_rows import joined
 from rlhf_host.training.measures import speed
 from rlhf_host.training.records import provenance
 from rlhf_host.training.reduction import Metrics

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import ACTION, COMPLETION, LOSS, Aggregation, Batch, Extra, LossTerm, Mask, Metric
 from rlhf_host.training.corrections import Corrections
-from rlhf_host.training.readings import Readings
+from rlhf_host.training.deferred_values import DeferredValues
 
 REDUCTIONS = ("mean", "sum", "min", "max", "ess", "calibration")
 BINS = 10
@@ -148,13 +148,13 @@ class Metrics:
     _bins: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Sum per bin of confidence minus correctness, and the count."""
 
-    def add(self, metrics: Iterable[Metric], prefix: str = "", *, readings: Readings | None = None) -> None:
+    def add(self, metrics: Iterable[Metric], prefix: str = "", *, readings: DeferredValues | None = None) -> None:
         """Adds metrics. Raises ``ValueError`` for an invalid name, mask or reduction.
 
         Args:
             readings: the metrics count when these are read; default: at once, which waits for the device of their values.
         """
-        later = Readings() if readings is None else readings
+        later = DeferredValues() if readings is None else readings
         for metric in metrics:
             values, mask = torch.as_tensor(metric.values, dtype=torch.float64).detach(), metric.mask
             fits = mask is None or (mask.dtype == torch.bool and mask.shape == values.shape)

@@ -13,11 +13,11 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.data.codec import ChatCodec
 from rlhf_host.data.templates import for_chat
 from rlhf_host.errors import UserError
+from rlhf_host.models.available_memory import available_memory
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.loading import choose_device, load_tokenizer, sizes
-from rlhf_host.models.outline import outline, weights_of
+from rlhf_host.models.meta_model import meta_model, weights_of
 from rlhf_host.models.pictures import base_of
-from rlhf_host.models.room import room
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import BackendTraits, Checking, RuntimeStart
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
@@ -95,7 +95,7 @@ def rehearse(start: RuntimeStart, *, remote: bool, pictured: bool = False) -> tu
     views = role_views([(need, start.roles[need.name]) for need in start.needs.roles])
     for need in start.needs.roles:
         role = start.roles[need.name]
-        model = outlines[need.name] = outline(role, head=need.head, trainable=need.trainable)
+        model = outlines[need.name] = meta_model(role, head=need.head, trainable=need.trainable)
         if model is None:
             lines.append(f"role {need.name}: {role.model} cannot be checked before its weights are loaded")
             continue
@@ -142,7 +142,7 @@ def _compared(device: torch.device | None, shares: list[_Share]) -> Iterator[str
     """Yields lines about the memory that is needed and available. Raises ``UserError`` if the models cannot fit."""
     weights, state = sum(share.weights for share in shares), sum(share.state for share in shares)
     need, texts = weights + state, "; ".join(map(str, shares))
-    if device is None or (there := room(device)) is None:
+    if device is None or (there := available_memory(device)) is None:
         where = "the places that the roles get" if device is None else str(device)
         yield f"memory: {need / GB:.1f} GB at least ({texts}); the memory of {where} is unknown, so this is not checked"
         return

@@ -14,7 +14,7 @@ from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import blaming
 from rlhf_host.models.balance import balance_of
 from rlhf_host.models.passes import Passes
-from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, InPieces, Kernels, Ranks, SplitsFrozen
+from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks, ShardedModel, SplitsFrozen
 from rlhf_host.records.ragged import padded
 from rlhf_host.records.tensors import Batch, Outputs
 
@@ -43,7 +43,7 @@ class Role:
         total_updates: int = 0,
         ranks: Ranks | None = None,
         trainer: str = "the backend",
-        pieces: InPieces | None = None,
+        pieces: ShardedModel | None = None,
         trainable: bool = True,
     ) -> Role:
         """Returns a role around a loaded model.

@@ -10,7 +10,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapter_files import is_adapter, refuse_other_base
 from rlhf_host.models.loading import weight_files
-from rlhf_host.models.places import with_base
+from rlhf_host.models.locations import with_base
 from rlhf_host.records.needs import Needs, RoleNeed
 
 ADAPTER_RATE = 10

@@ -29,7 +29,7 @@ from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
 from rlhf_host.rollouts.pipeline import Pipeline
-from rlhf_host.training.beside import no_rows, rows_beside
+from rlhf_host.training.auxiliary_rows import auxiliary_rows, no_rows
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.reduction import reduced
 from rlhf_host.training.sampled_rollouts import Rollouts
@@ -117,7 +117,7 @@ class RolloutSource:
             own = add_advantages(batch, self.manager, self.needs) if batch is experience else _metrics_of_rows(batch, collected)
             add_extra(batch, self.manager, self.trainer, self.needs)
             no_rows(batch, self.manager)
-            beside = rows_beside(self.manager, step, lambda groups: make(groups, {}))
+            beside = auxiliary_rows(self.manager, step, lambda groups: make(groups, {}))
         metrics = joined(collected.metrics(self._reasons), reward_metrics(experience), identical_answers(experience), own)
         fresh = True
         if self.pipeline is not None and self.pipeline.max_age:

@@ -21,6 +21,7 @@ from rlhf_host.records.needs import Outcome
 from rlhf_host.training import assemble, disk
 from rlhf_host.training.assemble import Started
 from rlhf_host.training.checkpoints import Checkpoint, link_model, load_checkpoint, take_back_replaced
+from rlhf_host.training.components import Progress, RunComponents
 from rlhf_host.training.events import EventLoop, event_loop
 from rlhf_host.training.failures import explained, is_lost, message_of
 from rlhf_host.training.inputs import Inputs, read_inputs
@@ -28,7 +29,6 @@ from rlhf_host.training.keeper import CheckpointKeeper
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
 from rlhf_host.training.loop import Loop
-from rlhf_host.training.parts import Progress, RunParts
 from rlhf_host.training.rehearsal import rehearse
 from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
@@ -113,7 +113,7 @@ def _prepared(
 def _loop(
     config: RunConfig, manager: PluginManager, started: Started, data: GivenData, events: EventLoop, run_dir: Path
 ) -> Loop:
-    parts = RunParts(
+    parts = RunComponents(
         config=config,
         manager=manager,
         needs=started.needs,

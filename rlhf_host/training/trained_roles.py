@@ -80,7 +80,7 @@ def in_backend(need: RoleNeed, settings: RoleConfig, traits: BackendTraits, proc
     return need.trainable or (traits.splits_frozen and processes > 1 and not settings.quantize and not need.moves)
 
 
-def kept_roles(needs: Needs) -> list[RoleNeed]:
+def saved_roles(needs: Needs) -> list[RoleNeed]:
     """Returns the roles whose weights a checkpoint has: those that are trained, and those that move with them."""
     return [need for need in needs.roles if need.trainable or need.moves]
 
@@ -92,7 +92,7 @@ def models_of(needs: Needs, saved: Callable[[str], Path]) -> dict[str, Path]:
         saved: role → its directory in the checkpoint.
     """
     live = {need.name: need.source for need in needs.roles if need.follows is not None and need.follows.live and need.source}
-    return {need.name: saved(need.name) for need in kept_roles(needs)} | {name: saved(source) for name, source in live.items()}
+    return {need.name: saved(need.name) for need in saved_roles(needs)} | {name: saved(source) for name, source in live.items()}
 
 
 def check_state(directory: Path, needs: Needs) -> None:

@@ -18,7 +18,7 @@ from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
 from rlhf_host.training.actor_metrics import RESERVED, actor_metrics
 from rlhf_host.training.corrections import correction_weights
-from rlhf_host.training.readings import Readings
+from rlhf_host.training.deferred_values import DeferredValues
 from rlhf_host.training.reduction import Metrics, Reducer
 from rlhf_host.training.role import Role, on_device, rows_of, worker_rows, zero_loss
 
@@ -40,7 +40,7 @@ class PassResult:
     """Plugins that gave importance weights."""
     taken: set[str] = field(default_factory=set)
     """Plugins whose weights were applied to a loss term."""
-    readings: Readings = field(default_factory=Readings)
+    readings: DeferredValues = field(default_factory=DeferredValues)
     """Metrics, losses and checks of all micro-batches, read after the last."""
     counts: dict[str, int] = field(default_factory=dict)
     """Loss term → number of things it is the mean over."""

@@ -21,10 +21,10 @@ from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import evened, group_rows, plan_microbatches
-from rlhf_host.training.following import BUCKET_BYTES, follow
-from rlhf_host.training.readings import Readings
+from rlhf_host.training.deferred_values import DeferredValues
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.role import Role, on_device, rows_of, worker_rows
+from rlhf_host.training.soft_updates import BUCKET_BYTES, follow
 from rlhf_host.training.update import Accumulation, PassResult, ask
 
 
@@ -77,13 +77,13 @@ class Worker:
     def _fill(self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor) -> tuple[Tensor, ...]:
         """Fills ``results`` with the values that ``run`` returns for the rows of each micro-batch."""
         started = time.perf_counter()
-        for rows, part in self._parts(role, batch, range(len(batch))):
+        for rows, part in self._micro_batches(role, batch, range(len(batch))):
             for result, values in zip(results, run(part), strict=True):
                 place(result, rows, values.to(result.dtype).cpu())
         self.compute_s += time.perf_counter() - started
         return results
 
-    def _parts(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
+    def _micro_batches(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
         """Yields the micro-batches of these rows, on the CPU. If only other ranks have rows, runs a pass that is not counted."""
         for rows in self._plan(role, batch, some):
             if rows:
@@ -233,12 +233,12 @@ class Worker:
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Batch, in_loss: Sequence[int]) -> None:
-        metrics, readings = Metrics(), Readings()
+        metrics, readings = Metrics(), DeferredValues()
         failure: Exception | None = None
         others = sorted({*range(len(batch))}.difference(in_loss))
         # Rows that do not train are there for their statistics. Ranks must agree: one may have none of them.
         apart = any(self.ranks.gather(bool(others)))
-        for _, part in self._parts(role, batch, others if apart else range(len(batch))):
+        for _, part in self._micro_batches(role, batch, others if apart else range(len(batch))):
             started = time.perf_counter()
             outputs = role.passes.forward(**rows_of(part), outputs=frozenset({"logprobs"}))
             self.compute_s += time.perf_counter() - started

@@ -15,8 +15,8 @@ import rlhf_host
 from gpu_parts.machine import GB, SIZES, TINY, Machine, require
 from gpu_parts.sampling import SPREAD
 from gpu_parts.throughput import median_pass
-from rlhf_host.models.modes import without_tf32
 from rlhf_host.models.passes import Passes
+from rlhf_host.models.precision import without_tf32
 from rlhf_host.records.pictures import Picture, png
 
 ANSWERS = 8

@@ -11,7 +11,7 @@ import torch
 from rlhf_authoring.models import write_tiny_model
 
 from rlhf_host.config.run_dir import locked
-from rlhf_host.models import room
+from rlhf_host.models import available_memory
 
 deepspeed, vllm, peft = (
     pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"{library} is not installed")
@@ -170,15 +170,15 @@ def test_where_the_place_is_not_known_nothing_is_guessed(dry, huge):
 
 
 def test_the_memory_of_this_machine_is_that_of_its_container_and_swap(monkeypatch):
-    monkeypatch.setattr(room, "machine_memory", lambda: {"MemTotal": 8, "SwapTotal": 2})
-    monkeypatch.setattr(room, "container_memory", lambda: None)
+    monkeypatch.setattr(available_memory, "machine_memory", lambda: {"MemTotal": 8, "SwapTotal": 2})
+    monkeypatch.setattr(available_memory, "container_memory", lambda: None)
     cpu = torch.device("cpu")
-    assert room.room(cpu) == 10
-    monkeypatch.setattr(room, "container_memory", lambda: 5)
-    assert room.room(cpu) == 7
-    monkeypatch.setattr(room, "machine_memory", dict)
-    assert room.room(cpu) is None
-    assert room.room(torch.device("meta")) is None
+    assert available_memory.room(cpu) == 10
+    monkeypatch.setattr(available_memory, "container_memory", lambda: 5)
+    assert available_memory.room(cpu) == 7
+    monkeypatch.setattr(available_memory, "machine_memory", dict)
+    assert available_memory.room(cpu) is None
+    assert available_memory.room(torch.device("meta")) is None
 
 
 # --- rows that stay together -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch):
     """What would be evaluated, instead of sampling."""
-    from rlhf_host.training import answering
+    from rlhf_host.training import evaluate_only
 
     class Evaluated:
         def __call__(self, config, manager, output):
@@ -19,7 +19,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch):
             return {"eval/pass@1": 0.123456, "eval/samples": 8.0}
 
     evaluated = Evaluated()
-    monkeypatch.setattr(answering, "evaluate_only", evaluated)
+    monkeypatch.setattr(evaluate_only, "evaluate_only", evaluated)
     return evaluated
 
 

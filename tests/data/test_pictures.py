@@ -229,7 +229,7 @@ def test_rows_with_answers_keep_spans_and_pictures(models, pictures, tmp_path, m
         "b<|im_end|>",
         "e<|im_end|>",
     ]
-    assert short(tokenizer, row.completion_ids).count("*") == len(Processor.beside(tokenizer).tokens(row.images[1]))
+    assert short(tokenizer, row.completion_ids).count("*") == len(Processor.of(tokenizer).tokens(row.images[1]))
     monkeypatch.setattr("rlhf_rows.unit_store.MOST_IN_MEMORY", 1)
     assert read() == (row, fingerprint)  # written
     assert read() == (row, fingerprint)  # from the cache
@@ -250,7 +250,7 @@ def test_pairs_share_their_pictures(models, pictures, tmp_path):
 def test_later_turns_bring_pictures(models, pictures):
     tokenizer = AutoTokenizer.from_pretrained(models["qwen"])
     codec = ChatCodec(tokenizer)
-    processor = Processor.beside(tokenizer)
+    processor = Processor.of(tokenizer)
     seen = with_pictures([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri(pictures[0])}}, TEXT]}])
     prompt = codec.render(seen)
     assert short(tokenizer, prompt).count("*") == len(processor.tokens(picture_of(pictures[0])))

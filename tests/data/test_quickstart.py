@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_host.data.arithmetic import ArithmeticTasks, character_tokenizer, split_problems
 from rlhf_host.errors import UserError
-from rlhf_host.models.places import find_model
+from rlhf_host.models.locations import find_model
 
 from ..scripts_as_modules import load_script
 

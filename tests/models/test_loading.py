@@ -22,10 +22,10 @@ from transformers import (
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
-from rlhf_host.models import places
+from rlhf_host.models import locations
 from rlhf_host.models.loading import configuration, host_copy, load_model, load_tokenizer, sizes
+from rlhf_host.models.locations import find_model
 from rlhf_host.models.passes import Passes
-from rlhf_host.models.places import find_model
 from rlhf_host.once import looked_up_once
 
 from .miniatures import miniature
@@ -292,7 +292,7 @@ def test_damaged_weights_are_an_error_in_one_line(tiny_model, tmp_path):
 
 
 def test_without_a_network_a_hub_name_fails_at_once(monkeypatch):
-    monkeypatch.setattr(places, "hub_answers", lambda: False)
+    monkeypatch.setattr(locations, "hub_answers", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
     with pytest.raises(UserError, match="not in the local cache, and the hub cannot be reached"):
         find_model("nobody/no-such-model")

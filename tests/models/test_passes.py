@@ -13,9 +13,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlhf_host.errors import UserError
 from rlhf_host.models import logprobs as logprobs_module
-from rlhf_host.models.fitting import remove_dropout
 from rlhf_host.models.heads import find_head
 from rlhf_host.models.passes import Passes
+from rlhf_host.models.preparation import remove_dropout
 from rlhf_host.records.tensors import TopK
 
 VOCABULARY = 61

@@ -150,7 +150,7 @@ FIT = {
     "check_labels": {"None", "dict"},
     "state_dict": {"None", "dict"},
     "rewrite_prompts": {"None", "dict"},
-    "rows_beside": {"None"},
+    "auxiliary_rows": {"None"},
     "saved_config": {"None", "dict"},
 }
 """What of these a hook may answer; what is in it is checked where it is used."""

@@ -31,11 +31,11 @@ def test_names_of_the_host_stay_its_own(caplog):
     host = {"reward/max": 1.0, "version": 3.0}
     own = {"reward/max": 7.0, "version": 8.0, "step": 9.0, "eval/x": 1.0, "plugin/y": 2.0, "turns": 4.0}
     renamed = {f"plugin/{name}": own[name] for name in ("reward/max", "version", "step", "eval/x", "plugin/y")}
-    assert rows.beside(host, own) == {**host, **renamed, "turns": 4.0}
-    assert rows.beside({"loss": 1.0}, own)["plugin/version"] == 8.0, "also in a step that does not have it"
+    assert rows.merged_with(host, own) == {**host, **renamed, "turns": 4.0}
+    assert rows.merged_with({"loss": 1.0}, own)["plugin/version"] == 8.0, "also in a step that does not have it"
     assert len(caplog.messages) == 5
     many = {f"n{number}": 0.0 for number in range(10 * MOST)}
-    assert len(rows.beside({}, many)) <= 2 * MOST
+    assert len(rows.merged_with({}, many)) <= 2 * MOST
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.rollouts.overtaking import Overtaking
 from rlhf_host.rollouts.pipeline import Pipeline
+from rlhf_host.training.components import Progress
 from rlhf_host.training.loop import Loop
-from rlhf_host.training.parts import Progress
 from rlhf_host.training.sampled_rollouts import SampledRollouts
 
 from .playing import INFO

@@ -31,7 +31,7 @@ def play(rules, draw, kept, steps=12, early=False):
     batches, oldest, training = [], 0, None
 
     def admit():
-        while rules.room:
+        while rules.has_capacity:
             ordinal = rules.admit()
             admitted_under[ordinal] = rules.version
             verdicts.setdefault(ordinal, draw.random() < kept)
@@ -126,7 +126,7 @@ def test_a_draw_is_passed_until_its_deadline():
 
     def begin():
         begun = []
-        while rules.room:
+        while rules.has_capacity:
             begun.append(rules.admit())
         return begun
 
@@ -156,15 +156,15 @@ def test_a_draw_is_passed_until_its_deadline():
 
 def test_a_place_is_free_when_the_weights_are_with_the_engines():
     rules = Admission(2, 1, steps=9, budget=8)
-    while rules.room:
+    while rules.has_capacity:
         rules.admit()
     assert rules.admitted == 4
     for _ in range(4):
         rules.settle(kept=True)
     assert rules.take() == range(2)
-    assert not rules.room
+    assert not rules.has_capacity
     rules.publish(1)
-    assert rules.room
+    assert rules.has_capacity
 
 
 def test_the_schedules_notice_a_place_that_is_free_too_early():
@@ -174,10 +174,10 @@ def test_the_schedules_notice_a_place_that_is_free_too_early():
 
 def test_a_dropped_draw_gives_its_place_to_the_next_one():
     rules = Admission(2, 0, steps=3, budget=18)
-    assert [rules.admit(), rules.admit(), rules.room] == [0, 1, False]
+    assert [rules.admit(), rules.admit(), rules.has_capacity] == [0, 1, False]
     rules.settle(kept=False)
     assert rules.take() is None
-    assert rules.room
+    assert rules.has_capacity
     assert rules.admit() == 2
     rules.settle(kept=True)
     rules.settle(kept=True)
@@ -186,9 +186,9 @@ def test_a_dropped_draw_gives_its_place_to_the_next_one():
 
 def test_a_place_is_free_before_the_turn_of_its_draw():
     rules = Admission(2, 0, steps=3, budget=8)
-    assert [rules.admit(), rules.admit(), rules.room] == [0, 1, False]
+    assert [rules.admit(), rules.admit(), rules.has_capacity] == [0, 1, False]
     rules.verdict(1, kept=False)  # 0 is not over
-    assert (rules.room, rules.admit(), rules.room) == (True, 2, False)
+    assert (rules.has_capacity, rules.admit(), rules.has_capacity) == (True, 2, False)
     for kept in (True, False, True):
         rules.settle(kept=kept)
     assert (rules.take(), rules.held) == (range(3), 2)
@@ -198,7 +198,7 @@ def test_a_place_is_not_free_before_its_turn_where_the_budget_may_end_its_batch(
     rules = Admission(2, 0, steps=3, budget=2)
     assert [rules.admit(), rules.admit()] == [0, 1]
     rules.verdict(1, kept=False)
-    assert not rules.room
+    assert not rules.has_capacity
 
 
 def test_draws_begin_in_advance_by_the_share_that_is_kept_and_the_surplus_is_given_back():
@@ -206,7 +206,7 @@ def test_draws_begin_in_advance_by_the_share_that_is_kept_and_the_surplus_is_giv
 
     def begin():
         begun = []
-        while rules.room:
+        while rules.has_capacity:
             begun.append(rules.admit())
         return begun
 
@@ -227,7 +227,7 @@ def test_draws_begin_in_advance_by_the_share_that_is_kept_and_the_surplus_is_giv
 def test_a_budget_ends_a_batch():
     rules = Admission(2, 0, steps=3, budget=4)
     for number in range(4):
-        assert rules.room
+        assert rules.has_capacity
         rules.admit()
         assert rules.take() is None
         rules.settle(kept=number == 1)

@@ -23,7 +23,7 @@ from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.rollouts.collect import Played
 from rlhf_host.rollouts.episodes import episode_seed
 from rlhf_host.rollouts.experience import apply_rewards, make_experience, reward_metrics
-from rlhf_host.training.pending import read_pending, write_pending
+from rlhf_host.training.untrained_groups import read_untrained, write_untrained
 
 from .playing import Guess, Length, load
 
@@ -113,8 +113,8 @@ def test_numbers_of_every_kind_become_floats(collect, tmp_path):
     odd, right = row.rewards.values()
     numbers = [*odd.parts.values(), *odd.turns, odd.score, *odd.metrics.values(), right.value, *right.tokens]
     assert {type(number) for number in numbers} == {float}
-    write_pending({0: Played(found.groups[0], [], Counter(finished=1))}, tmp_path)
-    [again] = read_pending(tmp_path)[0].group.trajectories
+    write_untrained({0: Played(found.groups[0], [], Counter(finished=1))}, tmp_path)
+    [again] = read_untrained(tmp_path)[0].group.trajectories
     assert again.rewards == row.rewards
 
 

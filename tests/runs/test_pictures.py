@@ -47,7 +47,7 @@ def pictures(tmp_path_factory):
 def episode(model, pictures):
     """Asked with one picture, and shown two after the first answer."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    seen = [Processor.beside(tokenizer).tokens(picture) for picture in pictures]
+    seen = [Processor.of(tokenizer).tokens(picture) for picture in pictures]
     ids = {text: tokenizer(text, add_special_tokens=False)["input_ids"] for text in "abcde"}
     begin = tokenizer.convert_tokens_to_ids("<|vision_start|>")
     asked = [*ids["a"], begin, *seen[0], *ids["b"]]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import RunError, UserError
-from rlhf_host.models.places import find_model, with_base
+from rlhf_host.models.locations import find_model, with_base
 from rlhf_host.plugins import selection
 from rlhf_host.plugins.catalogue import Offer
 from rlhf_host.plugins.discovery import discover

@@ -16,10 +16,10 @@ from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
 from rlhf_host.records.pictures import Picture
 from rlhf_host.rollouts.collect import Played
-from rlhf_host.training.pending import read_pending, write_pending
 from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, record
 from rlhf_host.training.saved_rows import lines, read_steps, write_lines
+from rlhf_host.training.untrained_groups import read_untrained, write_untrained
 
 
 def picture(colour: str, form: str = "PNG", size: tuple[int, int] = (6, 4)) -> Picture:
@@ -153,8 +153,8 @@ def test_a_checkpoint_has_the_pictures_of_what_waits_in_it(tmp_path, monkeypatch
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    write_pending({4: Played(Group("g", row().task, [row()]), [], Counter(finished=1))}, folder)
-    back = read_pending(folder)[4]
+    write_untrained({4: Played(Group("g", row().task, [row()]), [], Counter(finished=1))}, folder)
+    back = read_untrained(folder)[4]
     assert back.is_of(row().task), "the same pictures are the same prompt, wherever their files are"
     other = [{"role": "user", "content": [{"type": "text", "text": "see "}, {"type": "image", "image": BLUE}]}]
     assert not back.is_of(dataclasses.replace(row().task, prompt=other))

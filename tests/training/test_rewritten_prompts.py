@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import rlhf_host
 from rlhf_host import Advantages, Follow, LossTerm, Metric, Needs, Output, RoleNeed, RunError, hookimpl
-from rlhf_host.models.places import find_model
+from rlhf_host.models.locations import find_model
 
 DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
 HINT = [5, 6, 7]

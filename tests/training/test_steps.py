@@ -19,10 +19,10 @@ from rlhf_host.records.needs import Needs, Output
 from rlhf_host.records.tensors import Metric, Outputs
 from rlhf_host.rollouts.gate import Gate
 from rlhf_host.training.actor_metrics import actor_metrics
+from rlhf_host.training.components import Progress, RunComponents
 from rlhf_host.training.evaluate import pass_at_k
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.optimize import optimize
-from rlhf_host.training.parts import Progress, RunParts
 from rlhf_host.training.reduction import Metrics, reduced
 from rlhf_host.training.rollout_source import add_outputs, staleness
 from rlhf_host.training.source import Drawn
@@ -173,7 +173,7 @@ def test_a_batch_begins_with_the_version_that_the_engines_have():
     made = Loop.__new__(Loop)
     made.row_metrics, made.gate, made.in_flight = RowMetrics(), None, False
     made.keeper = SimpleNamespace(forget=lambda: None, waited_s=0.0)
-    made.parts = RunParts(
+    made.parts = RunComponents(
         config=RunConfig(),
         manager=SimpleNamespace(report=lambda *_, **__: None),
         needs=Needs(),

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_host.backends.torch_backend import decayed_groups, gradient_norm, learning_rate
-from rlhf_host.backends.weights import in_buckets, named_weights, pieces
+from rlhf_host.backends.weights import chunked, in_buckets, named_weights
 from rlhf_host.distributed.deepspeed.checkpoints import SHAPE, TAG, convert, data_only, read_shape
-from rlhf_host.distributed.deepspeed.pieces import split_as_read
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
-from rlhf_host.distributed.deepspeed.setup import configuration, enter_group, library, on_device, refuse_parts
+from rlhf_host.distributed.deepspeed.setup import configuration, enter_group, library, on_device, refuse_splits
+from rlhf_host.distributed.deepspeed.sharded_weights import split_as_read
 from rlhf_host.distributed.split.gathered import merged_units, named_buffers
 from rlhf_host.distributed.split.packed import run_through
 from rlhf_host.distributed.split.parking import Parking, Parks, distinct, tensors_in
@@ -58,7 +58,7 @@ class DeepSpeedBackend(Parks):
         self._parking = Parking(self.device)
         adapts, quantized = has_adapters(self.model), is_quantized(self.model)
         plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)
-        refuse_parts(options, self.ranks)
+        refuse_splits(options, self.ranks)
         deepspeed = library(self.device)
         enter_group(self.ranks, self.device)
         settings, head = configuration(options, self.role), start.head
@@ -256,7 +256,7 @@ class DeepSpeedBackend(Parks):
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             names.setdefault(parameter, []).append(name)
         units = merged_units(self.model, names)
-        for piece in pieces(units, lambda unit: sum(each.ds_numel * each.element_size() for each in unit), bucket_bytes):
+        for piece in chunked(units, lambda unit: sum(each.ds_numel * each.element_size() for each in unit), bucket_bytes):
             parameters = [parameter for unit in piece for parameter in unit]
             with self._whole(parameters):
                 # One copy under every name of a parameter.

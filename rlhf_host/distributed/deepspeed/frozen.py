@@ -9,9 +9,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from rlhf_host.distributed.deepspeed.backend import Passes
-from rlhf_host.distributed.deepspeed.pieces import DTYPES, split_as_read
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.deepspeed.setup import configuration, enter_group, library
+from rlhf_host.distributed.deepspeed.sharded_weights import DTYPES, split_as_read
 from rlhf_host.distributed.split.packed import run_through
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import BackendStart, Tensors

@@ -14,9 +14,9 @@ from rlhf_host.protocols import (
     Backend,
     BackendStart,
     BackendTraits,
-    InPieces,
     RunsPasses,
     RuntimeStart,
+    ShardedModel,
     TrainedModel,
     TrainingMemory,
 )
@@ -110,7 +110,7 @@ class DeepSpeed:
             parts=self.options.autotp_size,
             even_passes=True,
             sharded=split,
-            in_pieces=pieces,
+            loads_shards=pieces,
             splits_frozen=pieces,
             everywhere=True,
         )
@@ -145,10 +145,10 @@ class DeepSpeed:
     def memory(self, model: TrainedModel) -> TrainingMemory:
         return memory_of(self.options, model)
 
-    def load_model(self, role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> InPieces | None:
-        from rlhf_host.distributed.split.weight_reader import load_in_pieces
+    def load_model(self, role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool) -> ShardedModel | None:
+        from rlhf_host.distributed.split.weight_reader import load_sharded
 
-        return load_in_pieces(role, head=head, trainable=trainable)
+        return load_sharded(role, head=head, trainable=trainable)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.distributed.deepspeed.backend import DeepSpeedBackend

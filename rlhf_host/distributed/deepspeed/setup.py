@@ -67,7 +67,7 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def refuse_parts(options: DeepSpeed.Options, ranks: Ranks) -> None:
+def refuse_splits(options: DeepSpeed.Options, ranks: Ranks) -> None:
     """Raises ``UserError`` if AutoTP would split a model over other processes than there are."""
     if options.autotp_size > 1 and ranks.slices is not None:
         raise UserError("AutoTP and sequence_parallel both split a rank's work over its processes: leave one of them out")

@@ -142,7 +142,7 @@ class RayCluster:
             )
         return list(self._groups)
 
-    def lacks_room(self, group: Any) -> bool:
+    def lacks_devices(self, group: Any) -> bool:
         """Returns True if the machine of a bundle of a placement group is gone, and no other has room for it so far."""
         import ray
         from ray.util.placement_group import placement_group_table

@@ -38,7 +38,7 @@ class Lane:
     waiting: deque[Ticket] = field(default_factory=deque)
 
     @property
-    def room(self) -> float:
+    def free(self) -> float:
         return float("inf") if self.capacity is None else self.capacity - len(self.sent) - len(self.waiting)
 
 
@@ -90,9 +90,9 @@ class Dispatcher:
         self._free.extend(sorted(groups.items(), key=lambda item: -sum(ticket.tokens for ticket in item[1])))
 
     def _assign(self) -> None:
-        """Assigns groups without a lane to the one with the fewest tokens, as long as any has room."""
+        """Assigns groups without a lane to the one with the fewest tokens, as long as any has free."""
         while self._free:
-            able = [lane for lane in self.lanes if lane.open and lane.room > 0]
+            able = [lane for lane in self.lanes if lane.open and lane.free > 0]
             if not able:
                 return
             lane = min(able, key=lambda lane: lane.tokens)

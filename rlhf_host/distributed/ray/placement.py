@@ -136,7 +136,7 @@ def _parse_block(text: str) -> Block:
     return Block(roles, int(match["devices"]), nodes, kind, strategy)
 
 
-def plan_places(
+def plan_placement(
     blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int | None = 1, default_kind: Kind = "cpu"
 ) -> list[Place]:
     """Returns where every role of a run is placed. A role in no block is placed with the actor, or on one device of its own.
@@ -188,7 +188,7 @@ def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engin
     return Place(held, block.kind or default_kind, bundles, strategy, engines, rollout)
 
 
-def parts_of(place: Place, start: RuntimeStart) -> int:
+def shards_of(place: Place, start: RuntimeStart) -> int:
     """Returns how many neighbouring devices share the rows of a rank there: those that the backend splits a trained model over,
     or those that compute parts of each row.
 

@@ -86,7 +86,7 @@ class Ray:
 
         passed_on(self.options.runtime_env)
         return [
-            describe(_places(start)),
+            describe(_placement(start)),
             "not checked: whether the cluster has these devices, or GPUs in their place, and settings that some devices refuse",
         ]
 
@@ -99,7 +99,7 @@ class Ray:
                 engines=len(place.engines),
                 device="cpu" if place.kind == "cpu" else None,
             )
-            for place in _places(start, "gpu")
+            for place in _placement(start, "gpu")
         ]
 
     def start(self, start: RuntimeStart) -> Runtime:
@@ -108,15 +108,15 @@ class Ray:
         return RayRuntime(self.options, start)
 
 
-def _places(start: RuntimeStart, default_kind: Kind = "cpu") -> list[Place]:
+def _placement(start: RuntimeStart, default_kind: Kind = "cpu") -> list[Place]:
     """Returns the placement. Raises ``UserError`` for an impossible one."""
-    from rlhf_host.distributed.ray.placement import parse_placement, parts_of, plan_places, refuse_apart
+    from rlhf_host.distributed.ray.placement import parse_placement, plan_placement, refuse_apart, shards_of
 
     roles = [need.name for need in start.needs.roles]
     per_engine = None if start.engine is None else start.engine.build().traits.devices
     blocks = parse_placement(start.placement)
-    places = plan_places(blocks, roles, per_engine=per_engine, default_kind=default_kind)
+    places = plan_placement(blocks, roles, per_engine=per_engine, default_kind=default_kind)
     for place in places:
-        parts_of(place, start)
+        shards_of(place, start)
     refuse_apart(places, start.needs)
     return places

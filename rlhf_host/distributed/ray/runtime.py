@@ -21,10 +21,10 @@ from rlhf_host.distributed.ray.placement import (
     Place,
     cpu_shares,
     parse_placement,
-    parts_of,
-    plan_places,
+    plan_placement,
     rank_order,
     refuse_apart,
+    shards_of,
     shortage,
 )
 from rlhf_host.distributed.ray.plugin import Ray, passed_on
@@ -62,11 +62,11 @@ class RayRuntime:
         roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
 
         def plan(kind: Kind = "cpu") -> list[Place]:
-            return plan_places(blocks, roles, per_engine=per_engine, default_kind=kind)
+            return plan_placement(blocks, roles, per_engine=per_engine, default_kind=kind)
 
         # What is wrong in itself is said before Ray starts.
         for place in plan():
-            parts_of(place, start)
+            shards_of(place, start)
         refuse_apart(plan(), start.needs)
         self.cluster = RayCluster(options)
         self.cluster.start()
@@ -89,7 +89,7 @@ class RayRuntime:
         # Every process is asked for before any is waited for: most of a start is imports.
         groups, engines, homes = self._processes(start, places, reserved, engine_setup)
         self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
-        self.pool.lives.homeless = lambda name: self.cluster.lacks_room(homes[name])
+        self.pool.lives.homeless = lambda name: self.cluster.lacks_devices(homes[name])
         self.pool.resync = self._resync
         starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
         on_gpus = any(place.kind == "gpu" for place in shared)
@@ -150,7 +150,7 @@ class RayRuntime:
                 actors = [_actor(WorkerActor, place, bundles, device, 1, self._options) for device in range(place.devices)]
                 views = role_views(setup.roles)  # compute with a trained role's module
                 trainable = tuple(need.name for need, _ in setup.roles if need.trainable or need.name in views)
-                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, parts_of(place, start))
+                group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, shards_of(place, start))
                 looks = group.call("look")
                 groups.append((group, setup, looks, gpu))
             for devices in place.engines:

@@ -130,7 +130,7 @@ def _located(role: RoleConfig) -> RoleConfig:
     """Returns the settings with the model's absolute directory, so that no process needs this working directory, or to build
     the quickstart model.
     """
-    from rlhf_host.models.places import find_model, with_base
+    from rlhf_host.models.locations import find_model, with_base
 
     role = with_base(role)
     if role.adapter is not None:

@@ -40,7 +40,7 @@ class Parking:
         """Moves the memory of these tensors to the buffers, except what is not on the device, or cannot be freed."""
         storages = distinct(tensor for tensor in tensors if tensor.device == self._device)
         self._parked = [(each, each.nbytes()) for each in storages.values() if each.nbytes() and each.resizable()]
-        for device, host in self._places():
+        for device, host in self._pairs():
             host.copy_(device, non_blocking=True)
         self._settle()
         for storage, _ in self._parked:
@@ -52,12 +52,12 @@ class Parking:
         """Moves all of it back."""
         for storage, size in self._parked:
             storage.resize_(size)
-        for device, host in self._places():
+        for device, host in self._pairs():
             device.copy_(host, non_blocking=True)
         self._settle()
         self._parked = []
 
-    def _places(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields pieces of the parked memory, each with its place in a buffer, as bytes."""
         at = 0
         for storage, _ in self._parked:

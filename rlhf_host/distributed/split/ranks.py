@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch import BUCKET_BYTES
-from rlhf_host.backends.weights import pieces
+from rlhf_host.backends.weights import chunked
 from rlhf_host.distributed.split.slices import LineSlices
 from rlhf_host.protocols import Slices
 
@@ -72,7 +72,7 @@ class Ranks:
 
     def sum_(self, tensors: list[Tensor]) -> None:
         """Replaces each tensor by its sum over processes."""
-        for bucket in pieces(tensors, lambda tensor: tensor.nbytes, BUCKET_BYTES):
+        for bucket in chunked(tensors, lambda tensor: tensor.nbytes, BUCKET_BYTES):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             dist.all_reduce(flat, group=self._group)
             for tensor, total in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):

@@ -21,7 +21,7 @@ PLACE = re.compile(r"idx|index|layer_number|layer_id")
 """Matches the attributes that say which layer a module is in."""
 
 
-def probe_of(
+def small_model(
     shell: PreTrainedModel, config: PreTrainedConfig, make: Callable[[PreTrainedConfig], PreTrainedModel]
 ) -> PreTrainedModel | None:
     """Returns a model with the first layers of another one, as many as there are kinds of layers in it; its weights are random,

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.distributed.split.small_models import probe_of
+from rlhf_host.distributed.split.small_models import small_model
 from rlhf_host.errors import UserError
 from rlhf_host.models.dtypes import retype, weight_dtypes
-from rlhf_host.models.fitting import fit, no_head, refuse_settings
 from rlhf_host.models.heads import blocks_of
 from rlhf_host.models.loading import (
     as_user_error,
@@ -33,15 +32,16 @@ from rlhf_host.models.loading import (
     rounded_base,
     without_bars,
 )
-from rlhf_host.models.places import ModelPlace, find_model, with_base
+from rlhf_host.models.locations import ModelLocation, find_model, with_base
+from rlhf_host.models.preparation import no_head, prepare, refuse_settings
 from rlhf_host.phases import slow_phase
-from rlhf_host.protocols import Buckets, InPieces
+from rlhf_host.protocols import Buckets, ShardedModel
 
 SCORE = "score.weight"
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> InPieces | None:
+def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> ShardedModel | None:
     """Loads a role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4 bits, with an
     adapter that is merged, from files without the usual names, or of a family that cannot be made without its values or with
     fewer layers.
@@ -62,7 +62,7 @@ def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", tr
             config = configuration(source, role, head)
             read, kept = weight_dtypes(role, trainable, config.dtype, rounded_base(role))
             reader = _Reader(role, files, head, partial(_on_meta, source, role, head, config, read))
-            probe = probe_of(reader.shell, config, lambda small: new_model(source, role, head, small, read))
+            probe = small_model(reader.shell, config, lambda small: new_model(source, role, head, small, read))
         except Exception:  # some cannot be made without values; what is wrong with others is said when they are loaded whole
             return None
     if probe is None or reader.doubled:
@@ -74,12 +74,15 @@ def load_in_pieces(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", tr
         reader.fill_buffers(model)
         plain_names = {name: weight for name, weight in model.named_parameters()}
         fitted = [
-            fit(_kept_in(kept, each), role, source, device, trainable=trainable, probe=each is probe) for each in (probe, model)
+            prepare(_in_dtype(kept, each), role, source, device, trainable=trainable, probe=each is probe)
+            for each in (probe, model)
         ]
         if reader.headless:
             pad_scores(model, role)
     names = {weight: name for name, weight in fitted[1].named_parameters()}
-    return InPieces(fitted[1], fitted[0], partial(reader.read, {name: names[weight] for name, weight in plain_names.items()}))
+    return ShardedModel(
+        fitted[1], fitted[0], partial(reader.read, {name: names[weight] for name, weight in plain_names.items()})
+    )
 
 
 def _files(directory: Path | None) -> list[Path]:
@@ -90,13 +93,15 @@ def _files(directory: Path | None) -> list[Path]:
     return [directory / SINGLE] if directory is not None and (directory / SINGLE).is_file() else []
 
 
-def _kept_in(dtype: torch.dtype, model: PreTrainedModel) -> PreTrainedModel:
+def _in_dtype(dtype: torch.dtype, model: PreTrainedModel) -> PreTrainedModel:
     if next(model.parameters()).dtype != dtype:
         retype(model, dtype)
     return model
 
 
-def _on_meta(source: ModelPlace, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _on_meta(
+    source: ModelLocation, role: RoleConfig, head: str, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
     """Returns a model whose parameters are on ``meta``, and whose buffers are real."""
     with parameters_on_meta():
         model = new_model(source, role, head, config, dtype)

@@ -115,7 +115,7 @@ def wire_types(asked: str | None, kept: Sequence[Any]) -> dict[str, Any]:
     one.
 
     Args:
-        kept: ``KeepsTypes.kept`` of each process of the engines.
+        kept: ``WeightTypes.weight_types`` of each process of the engines.
     """
     first = kept[0] if kept and all(one == kept[0] for one in kept) else None
     dtype, others = first or (None, ())

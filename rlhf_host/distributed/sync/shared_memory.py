@@ -87,7 +87,7 @@ class SharedSender:
     def put(self, number: int, layout: BucketLayout, bucket: Bucket) -> None:
         if self._count >= SLOTS:
             self._await_readers(number, self._count - SLOTS)
-        memory = self._room(self._count % SLOTS, layout.bytes)
+        memory = self._slot_memory(self._count % SLOTS, layout.bytes)
         layout.pack(bucket, memory.tensor)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -103,7 +103,7 @@ class SharedSender:
     def leave(self) -> None:
         self._memory.clear()
 
-    def _room(self, slot: int, size: int) -> HostMemory | DeviceMemory:
+    def _slot_memory(self, slot: int, size: int) -> HostMemory | DeviceMemory:
         """Returns memory of at least ``size`` bytes. The old memory stays mapped wherever it is in use."""
         memory = self._memory.get(slot)
         if memory is None or memory.tensor.numel() < size:

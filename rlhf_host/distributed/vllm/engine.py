@@ -207,7 +207,7 @@ class VLLMEngine:
         return self._submit(lambda: self._ask_now(method, *arguments), self._asked).result()
 
     def _ask_now(self, method: str, *arguments: Any) -> list[Any]:
-        answers: list[Any] = self.llm.collective_rpc("beside_weights", args=(method, *arguments))
+        answers: list[Any] = self.llm.collective_rpc("call_weight_runs", args=(method, *arguments))
         return answers
 
     def _load_apart(self, work: Callable[[Callable[..., list[Any]]], None], version: int) -> None:

@@ -74,11 +74,11 @@ class WeightLoader:
         self._engine = engine
 
     @property
-    def kept(self) -> tuple[str, tuple[str, ...]] | None:
+    def weight_types(self) -> tuple[str, tuple[str, ...]] | None:
         engine = self._engine
         if engine._adapter_rank:
             return None  # an adapter comes in its own type
-        kept: tuple[str, tuple[str, ...]] | None = engine._submit(lambda: engine.llm.collective_rpc("kept_types")[0]).result()
+        kept: tuple[str, tuple[str, ...]] | None = engine._submit(lambda: engine.llm.collective_rpc("weight_types")[0]).result()
         return kept
 
     def load(self, buckets: Buckets, version: int) -> None:

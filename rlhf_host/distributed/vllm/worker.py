@@ -34,21 +34,21 @@ class WeightLoading(EndsWithHost):
         paths = {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
         return [path for path in paths if path.startswith("/dev/shm/psm_") or "-cpushm" in path]
 
-    def beside_weights(self, method: str, *arguments: Any) -> Any:
+    def call_weight_runs(self, method: str, *arguments: Any) -> Any:
         """Calls a method of this worker's ``WorkerRuns``."""
         return getattr(self.weight_runs, method)(*arguments)
 
     @functools.cached_property
     def weight_runs(self) -> WorkerRuns:
         size = self.vllm_config.parallel_config.world_size
-        return WorkerRuns("vllm", self.rank, size, torch.device(self.device), self.replace_weights, self.kept_types)
+        return WorkerRuns("vllm", self.rank, size, torch.device(self.device), self.replace_weights, self.weight_types)
 
     @functools.cached_property
     def names_of_weights(self) -> set[str]:
         return parameter_names(self.vllm_config.model_config.hf_config)
 
-    def kept_types(self) -> tuple[str, tuple[str, ...]] | None:
-        """Returns ``KeepsTypes.kept``, under the checkpoint's names as far as they are known."""
+    def weight_types(self) -> tuple[str, tuple[str, ...]] | None:
+        """Returns ``WeightTypes.weight_types``, under the checkpoint's names as far as they are known."""
         settings, model = self.vllm_config.model_config, self.model_runner.get_model()
         odd = [
             name for name, tensor in model.state_dict().items() if tensor.is_floating_point() and tensor.dtype != settings.dtype

@@ -37,8 +37,8 @@ class WorkerRuns:
     size: int
     device: torch.device
     replace: Callable[[Buckets], None]
-    kept: Callable[[], tuple[str, tuple[str, ...]] | None] = lambda: None
-    """Returns ``KeepsTypes.kept``."""
+    weight_types: Callable[[], tuple[str, tuple[str, ...]] | None] = lambda: None
+    """Returns ``WeightTypes.weight_types``."""
     state: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, _Run] = field(default_factory=dict)
 
@@ -71,8 +71,8 @@ class _Run:
         self._home, self._given_up = home, False
 
     @property
-    def kept(self) -> tuple[str, tuple[str, ...]] | None:
-        return self._home.kept()
+    def weight_types(self) -> tuple[str, tuple[str, ...]] | None:
+        return self._home.weight_types()
 
     def load(self, buckets: Buckets, version: int) -> None:
         self._wait_in(("asks", version))

@@ -26,11 +26,11 @@ from rlhf_host.distributed.ray.actors import EngineActor, EngineInfo
 from rlhf_host.distributed.ray.engine_pool import AHEAD, EnginePool
 from rlhf_host.protocols import Counting, EngineTraits, Update
 from rlhf_host.records.tensors import Metric
+from rlhf_host.training.components import Progress, RunComponents
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.measures import of_engines
-from rlhf_host.training.parts import Progress, RunParts
 from rlhf_host.training.reduction import Metrics
 from rlhf_host.training.source import Drawn
 
@@ -348,7 +348,7 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
                 return Drawn(batch, [], sampled=True)
 
         train = SimpleNamespace(epochs=1, minibatches=1, on_nonfinite="stop")
-        parts = RunParts(
+        parts = RunComponents(
             config=SimpleNamespace(async_depth=1, train=train, seed=0),
             manager=SimpleNamespace(report=lambda *_, **__: None),
             needs=SimpleNamespace(roles=()),

@@ -8,7 +8,7 @@ from rlhf_host.distributed.ray.placement import (
     cpu_shares,
     describe,
     parse_placement,
-    plan_places,
+    plan_placement,
     rank_order,
     refuse_apart,
     shortage,
@@ -20,7 +20,7 @@ ROLES = ["actor", "reference", "critic"]
 
 
 def plan(*texts, roles=ROLES, **settings):
-    return plan_places(parse_placement(texts), roles, **settings)
+    return plan_placement(parse_placement(texts), roles, **settings)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def started(monkeypatch):
         runtime = RayRuntime.__new__(RayRuntime)
         runtime._options = SimpleNamespace(wait_s=1.0, stall_s=1.0)
         runtime._engine_traits = EngineTraits(sleeps=sleeps)
-        runtime.cluster = SimpleNamespace(lacks_room=lambda *_: False, cpus=lambda: dict.fromkeys(nodes, 8))
+        runtime.cluster = SimpleNamespace(lacks_devices=lambda *_: False, cpus=lambda: dict.fromkeys(nodes, 8))
         size = len(nodes)
         place = Place(("actor",), kind, (1,) * size, "PACK", tuple((device,) for device in range(size)), True)
         plan = SimpleNamespace(engine=object(), train=SimpleNamespace(threads=0), needs=None, placement=["actor+rollout=2"])

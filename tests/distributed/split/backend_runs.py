@@ -32,7 +32,7 @@ from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.split import shards
 from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.distributed.split.shards import saved_bytes
-from rlhf_host.distributed.split.weight_reader import load_in_pieces
+from rlhf_host.distributed.split.weight_reader import load_sharded
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
@@ -216,7 +216,7 @@ def role_of(name: str, model: Path, ranks: Ranks, kind: str) -> Role:
     )
     kind = kind.removesuffix(RECOMPUTED)
     head: Any = "scalar" if name == "critic" else "lm"
-    found = load_in_pieces(settings, head=head) if in_pieces else None
+    found = load_sharded(settings, head=head) if in_pieces else None
     loaded = load_model(settings, head=head, trainable=True) if found is None else found.model
     if name == "critic":
         score = torch.empty_like(loaded.score.weight, device="cpu").normal_(generator=torch.Generator().manual_seed(3))

@@ -12,7 +12,7 @@ from rlhf_host import LossTerm, Needs, Output, RoleNeed, hookimpl
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.split.ranks import Ranks
-from rlhf_host.distributed.split.weight_reader import load_in_pieces
+from rlhf_host.distributed.split.weight_reader import load_sharded
 from rlhf_host.models.loading import load_model
 from rlhf_host.plugins.discovery import PluginInfo
 from rlhf_host.plugins.manager import Loaded, PluginManager
@@ -48,7 +48,7 @@ def frozen(
 ) -> dict[str, Any]:
     """Outputs of a teacher, whole and split, for this rank's rows; bytes held of it; and the actor's weights after two updates."""
     settings = RoleConfig(model=str(teacher), device="cpu", dtype=dtype)
-    found = load_in_pieces(settings, trainable=False) if pieces else None
+    found = load_sharded(settings, trainable=False) if pieces else None
     models: Any = [load_model(settings), load_model(settings) if found is None else found.model]
     plugin = DeepSpeed(DeepSpeed.Options(zero_stage=3, param_persistence_threshold=0, **zero))
     given: Any = {"backend": plugin, "ranks": ranks}

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, Qwen2Config, Qwen3Config
 
 from rlhf_host.distributed.split.ranks import Ranks
-from rlhf_host.models.kept import recorded
+from rlhf_host.models.activation_memory import recorded
 from rlhf_host.models.passes import Passes
 
 sys.path.append(str(Path(__file__).parent))

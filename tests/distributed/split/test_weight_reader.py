@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rlhf_host.config.schema import RoleConfig
-from rlhf_host.distributed.split.weight_reader import load_in_pieces
+from rlhf_host.distributed.split.weight_reader import load_sharded
 from rlhf_host.errors import UserError
 from rlhf_host.models import adapters
 from rlhf_host.models.loading import load_model, save_model
@@ -37,7 +37,7 @@ FAMILIES = [
 
 def compared(role: RoleConfig, head: str = "lm") -> None:
     """Compares names, values, types, and what is trained."""
-    whole, pieces = load_model(role, head=head, trainable=True), load_in_pieces(role, head=head)
+    whole, pieces = load_model(role, head=head, trainable=True), load_sharded(role, head=head)
     assert pieces is not None
     read = {name: tensor for bucket in pieces.weights() for name, tensor in bucket}
     found = {name: read.get(name, weight) for name, weight in pieces.model.named_parameters()}
@@ -95,7 +95,7 @@ def test_weights_in_several_files_are_found(tiny_model, tmp_path):
 
 
 def test_one_block_is_in_memory_at_a_time(tiny_model):
-    pieces = load_in_pieces(RoleConfig(model=str(tiny_model)))
+    pieces = load_sharded(RoleConfig(model=str(tiny_model)))
     names = [{name for name, _ in bucket} for bucket in pieces.weights()]
     assert sum(map(len, names)) == len(set().union(*names))
     blocks = [{name.split(".")[2] for name in bucket if ".layers." in name} for bucket in names]
@@ -107,18 +107,18 @@ def test_a_probe_has_every_kind_of_layer_once(saved):
     config = transformers.AutoConfig.from_pretrained(directory)
     config.num_hidden_layers = 6
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
-    probe = load_in_pieces(RoleConfig(model=str(directory))).probe
+    probe = load_sharded(RoleConfig(model=str(directory))).probe
     assert len(probe.model.layers) == 1
     assert all(weight.isfinite().all() and weight.unique().numel() > 1 for weight in probe.parameters())
     windows = miniature("gemma3_text")  # of two kinds
     windows.save_pretrained(directory.parent / "windows")
-    assert len(load_in_pieces(RoleConfig(model=str(directory.parent / "windows"))).probe.model.layers) == 2
+    assert len(load_sharded(RoleConfig(model=str(directory.parent / "windows"))).probe.model.layers) == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_what_is_found_out_of_a_probe_holds_for_the_model(saved, family):
     role = RoleConfig(model=str(saved(family)), attn_implementation="sdpa" if family == "llama" else "auto")
-    pieces, whole = load_in_pieces(role), load_model(role, trainable=True)
+    pieces, whole = load_sharded(role), load_model(role, trainable=True)
     found, expected = Passes(pieces.model, probe=pieces.probe), Passes(whole)
     assert (found.head.reads_logits, found.exact, found.device) == (expected.head.reads_logits, expected.exact, expected.device)
     own, other = found.head._head, expected.head._head
@@ -133,7 +133,7 @@ def test_what_is_found_out_of_a_probe_holds_for_the_model(saved, family):
 def test_what_can_only_be_loaded_whole_is(tiny_model, tmp_path):
     shutil.copytree(tiny_model, tmp_path / "renamed")
     (tmp_path / "renamed/model.safetensors").rename(tmp_path / "renamed/weights.safetensors")
-    assert load_in_pieces(RoleConfig(model=str(tmp_path / "renamed"))) is None
+    assert load_sharded(RoleConfig(model=str(tmp_path / "renamed"))) is None
 
 
 def damaged(directory: Path, change) -> RoleConfig:
@@ -147,14 +147,14 @@ def damaged(directory: Path, change) -> RoleConfig:
 def test_a_missing_weight_and_one_of_another_shape_are_refused(saved):
     role = damaged(saved("llama"), lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(UserError, match=r"is incomplete: no model\.layers\.1\.mlp\.up_proj\.weight \(and 0 more\)"):
-        list(load_in_pieces(role).weights())
+        list(load_sharded(role).weights())
 
     def cut(weights):
         weights["model.norm.weight"] = weights["model.norm.weight"][:3].clone()
 
     role = damaged(saved("qwen2"), cut)
     with pytest.raises(UserError, match=r"has model\.norm\.weight of \[3\], not of \[32\]"):
-        list(load_in_pieces(role).weights())
+        list(load_sharded(role).weights())
 
 
 def test_a_tied_weight_that_files_have_twice_is_loaded_whole(tmp_path):
@@ -164,7 +164,7 @@ def test_a_tied_weight_that_files_have_twice_is_loaded_whole(tmp_path):
     def double(weights):
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
-    assert load_in_pieces(damaged(tmp_path / "tied", double)) is None
+    assert load_sharded(damaged(tmp_path / "tied", double)) is None
 
 
 def test_layers_that_settings_name_need_not_be_in_the_probe(saved):
@@ -181,10 +181,10 @@ def test_a_frozen_model_whose_adapter_is_merged_is_loaded_whole(tiny_model, tmp_
     base = transformers.AutoModelForCausalLM.from_pretrained(tiny_model)
     peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path)
     settings = RoleConfig(model=str(tiny_model), adapter=str(tmp_path), device="cpu")
-    assert load_in_pieces(settings, trainable=False) is None
-    assert load_in_pieces(settings) is not None
+    assert load_sharded(settings, trainable=False) is None
+    assert load_sharded(settings) is not None
 
 
 def test_a_frozen_model_has_its_head_in_the_files(tiny_model):
     with pytest.raises(UserError, match="head"):
-        load_in_pieces(RoleConfig(model=str(tiny_model), device="cpu"), head="scalar", trainable=False)
+        load_sharded(RoleConfig(model=str(tiny_model), device="cpu"), head="scalar", trainable=False)

@@ -14,7 +14,7 @@ class Server:
     """A game: guess a number below 10. ``fault`` is what goes wrong; ``room`` is how many sessions there may be."""
 
     def __init__(self, fault="", room=4, schema=SCHEMA):
-        self.fault, self.room, self.schema = fault, room, schema
+        self.fault, self.has_capacity, self.schema = fault, room, schema
         self.open = self.most = self.sessions = 0
         self.resets = []
 
@@ -43,7 +43,7 @@ class Server:
     async def _play(self, request):
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        if self.open >= self.room:
+        if self.open >= self.has_capacity:
             await socket.send_json({"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}})
             await socket.close()
             return socket

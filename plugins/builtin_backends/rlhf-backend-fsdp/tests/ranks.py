@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlhf_host import LossTerm, Needs, Output, RoleNeed, RunError, UserError, functional, hookimpl
-from rlhf_host.distributed import Ranks, load_in_pieces
+from rlhf_host.distributed import Ranks, load_sharded
 from rlhf_host.internals import Denominators, Role, Worker
 from rlhf_host.models import load_model
-from rlhf_host.protocols import InPieces
+from rlhf_host.protocols import ShardedModel
 from rlhf_host.settings import RoleConfig, TrainConfig
 
 ROWS = {
@@ -77,9 +77,9 @@ class Algorithm:
             yield LossTerm("entropy", -outputs.entropy, coefficient=0.1)
 
 
-def in_pieces(settings: Any, name: str, whole: Any) -> tuple[Any, InPieces]:
+def in_pieces(settings: Any, name: str, whole: Any) -> tuple[Any, ShardedModel]:
     """Loads a role's model in pieces, with the scalar head of ``whole``. No block may be held while the next one is read."""
-    found = load_in_pieces(settings, head=HEADS[name])
+    found = load_sharded(settings, head=HEADS[name])
     assert found is not None
 
     def weights() -> Iterator[list[tuple[str, Tensor]]]:
@@ -197,7 +197,7 @@ def frozen(
 ) -> dict[str, Any]:
     """Outputs of a model that is not trained, whole and split, for this rank's rows; and the bytes held of its weights."""
     settings, algorithm = RoleConfig(model=str(path), device="cpu", dtype=dtype), Algorithm()
-    found = load_in_pieces(settings, head=head, trainable=False) if pieces else None
+    found = load_sharded(settings, head=head, trainable=False) if pieces else None
     models: Any = [load_model(settings, head=head), load_model(settings, head=head) if found is None else found.model]
     split: Any = {"backend": FSDP(FSDP.Options(**options)), "settings": settings, "ranks": ranks, "pieces": found}
     roles = {

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2C
 
 from rlhf_host.distributed import reserved
 from rlhf_host.installed import build, find
-from rlhf_host.internals import decoder_of, evaluation, outline, recorded
+from rlhf_host.internals import decoder_of, evaluation, meta_model, recorded
 from rlhf_host.models import load_model
 from rlhf_host.protocols import BackendStart, TrainedModel
 from rlhf_host.settings import RoleConfig
@@ -77,7 +77,7 @@ def test_a_pass_keeps_as_much_as_planned(tmp_path, family, settings, autocast):
     role = RoleConfig(model=written(FAMILIES[family], tmp_path), device="cpu", **SETTINGS[settings])
     plain = role.model_copy(update={"gradient_checkpointing": False})
     rows, length = 3, 48
-    planned = footprint(outline(plain, head="lm", trainable=True, weights=False), width=None, autocast=autocast)
+    planned = footprint(meta_model(plain, head="lm", trainable=True, weights=False), width=None, autocast=autocast)
     model: Any = load_model(role, trainable=True)
     with recorded(model) as kept, evaluation(model), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         decoder_of(model)(input_ids=torch.ones(rows, length, dtype=torch.int64), use_cache=False)
@@ -90,7 +90,7 @@ def test_a_pass_keeps_as_much_as_planned(tmp_path, family, settings, autocast):
 
 def test_the_cache_is_counted(tmp_path):
     role = RoleConfig(model=written(FAMILIES["llama"], tmp_path), device="cpu")
-    assert footprint(outline(role, head="lm", trainable=True), width=None, autocast=False).cached == 2 * 5 * 2 * 32
+    assert footprint(meta_model(role, head="lm", trainable=True), width=None, autocast=False).cached == 2 * 5 * 2 * 32
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from rlhf_authoring import kernels_contract, model_inputs
-from rlhf_kernels_liger import parts
+from rlhf_kernels_liger import layers
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
@@ -136,7 +136,7 @@ def test_the_stand_ins_compute_what_the_kernels_do(formulas, use):
 
     x, gate, up = (torch.randn(5, 24, device=use.device) for _ in range(3))
     weight = torch.randn(24, device=use.device)
-    for offset, casting in parts.NORMS:
+    for offset, casting in layers.NORMS:
         for dtype in (torch.float32, torch.float16):
             arguments = (x.to(dtype), weight.to(dtype), 1e-5, offset, casting, False)
             assert (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring import reward_contract
-from rlhf_plugin_code_exec import CodeExec, attacks, trials
+from rlhf_plugin_code_exec import CodeExec, attacks, checks
 from rlhf_plugin_code_exec.runner import Runner
 from rlhf_plugin_code_exec.suites import suite_of
 
@@ -50,7 +50,7 @@ NOTHING = [], [], []
 
 @pytest.mark.parametrize("level", ["A", "B"])
 def test_no_attack_gets_out(level, place, runner, at_level):
-    assert at_level(level, trials.escapes(runner(level))) == []
+    assert at_level(level, checks.escapes(runner(level))) == []
     assert left_behind(place) == NOTHING
 
 
@@ -59,12 +59,12 @@ import asyncio, os, sys
 os.setgroups([])
 os.setresgid({user}, {user}, {user})
 os.setresuid({user}, {user}, {user})
-from rlhf_plugin_code_exec import CodeExec, trials
+from rlhf_plugin_code_exec import CodeExec, checks
 from rlhf_plugin_code_exec.runner import JailFailed
 runner = CodeExec(CodeExec.Options(timeout_s=3.0, python={python!r})).runner
 runner.level = {level!r}
 try:
-    print(asyncio.run(trials.escapes(runner)))
+    print(asyncio.run(checks.escapes(runner)))
 except JailFailed as failure:
     print("no level", failure)
 """
@@ -103,10 +103,10 @@ def test_uncontained_the_same_attacks_succeed(name, monkeypatch, runner):
     """Those that do no harm: so a test that finds nothing has looked."""
     table = "TRIES" if name in attacks.TRIES else "QUIET"
     for each in ("TRIES", "QUIET"):
-        monkeypatch.setattr(trials, each, {name: getattr(attacks, each)[name]} if each == table else {})
-    monkeypatch.setattr(trials, "ATTACKS", {})
+        monkeypatch.setattr(checks, each, {name: getattr(attacks, each)[name]} if each == table else {})
+    monkeypatch.setattr(checks, "ATTACKS", {})
     made: Runner = runner("none")
-    found = asyncio.run(trials.escapes(made))
+    found = asyncio.run(checks.escapes(made))
     assert name in found or any(each.startswith("a change outside") for each in found)
 
 
@@ -115,7 +115,7 @@ def test_limits_are_those_of_a_program_and_not_of_each_of_its_objects(level, run
     """Memory, bytes and number of files, processes, threads: what several of them have together."""
 
     def told(name):
-        return at_level(level, runner(level, timeout_s=30.0).tests(attacks.ATTACKS[name], trials.WANTED))["results"][0]
+        return at_level(level, runner(level, timeout_s=30.0).tests(attacks.ATTACKS[name], checks.WANTED))["results"][0]
 
     assert told("fills memory in many processes")["why"] == "memory"
     for name in ("fills the disk with many files", "fills the disk with files that have no name", "makes many files"):

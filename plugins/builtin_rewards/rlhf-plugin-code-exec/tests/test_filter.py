@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlhf_plugin_code_exec import trials
+from rlhf_plugin_code_exec import checks
 from rlhf_plugin_code_exec.jail import filter as jail_filter
 from rlhf_plugin_code_exec.jail import folders, syscalls
 
@@ -106,7 +106,7 @@ print(*answers)
 )
 def test_system_calls_that_reach_others_are_refused_whoever_makes_them(attempts, answer):
     """By the filter alone: the user of this test may do it all."""
-    with trials.outside() as place:
+    with checks.outside() as place:
         calls = "[" + ", ".join(f"lambda: {attempt}" for attempt in attempts) + "]"
         code = FILTERED.format(
             folder=str(Path(folders.__file__).parents[1]), attempts=calls.replace("{pid}", str(place.decoy.pid))

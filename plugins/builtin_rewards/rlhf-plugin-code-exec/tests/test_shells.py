@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rlhf_plugin_code_exec import interpreters, shells
 from rlhf_plugin_code_exec.interpreters import interpreter_at, reachable_python
-from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shell_checks import shell_escapes
 from rlhf_plugin_code_exec.shells import File, JailFailed, Shell, ShellLimits
 
 NOBODY = 65534
@@ -287,8 +287,8 @@ os.setgroups([])
 os.setresgid({user}, {user}, {user})
 os.setresuid({user}, {user}, {user})
 from rlhf_plugin_code_exec.runner import JailFailed
-from rlhf_plugin_code_exec.shell_trials import shell_escapes
-from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shell_checks import shell_escapes
+from rlhf_plugin_code_exec.shell_checks import shell_escapes
 from rlhf_plugin_code_exec.shells import Shell, ShellLimits
 async def main():
     print(await shell_escapes({python!r}, {level!r}, {work!r}))
@@ -340,7 +340,7 @@ def test_links_lead_nowhere(session):
 RUN = """
 import asyncio, sys
 from rlhf_plugin_code_exec.interpreters import reachable_python
-from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shell_checks import shell_escapes
 from rlhf_plugin_code_exec.shells import Shell, ShellLimits
 async def main():
     shell = Shell(reachable_python(), ShellLimits(), sys.argv[1])

@@ -169,7 +169,7 @@ def test_the_type_of_the_engines_is_sent_and_kept(tmp_path):
 def test_what_engines_keep_decides_where_nothing_else_does(tmp_path, monkeypatch):
     model = nn.Linear(20, 20)
     run = Run(tmp_path, model)
-    monkeypatch.setattr(type(run.engines[0]._loader), "kept", ("bfloat16", ("bias",)))
+    monkeypatch.setattr(type(run.engines[0]._loader), "weight_types", ("bfloat16", ("bias",)))
     run.send(0)
     assert {name: tensor.dtype for name, tensor in rebuild(tmp_path, 0).tensors.items()} == {
         "weight": torch.bfloat16,

@@ -65,7 +65,7 @@ class PTX:
             log.warning("ptx: %d of %d rows are longer than %d tokens and left out", left_out, len(lengths), room)
 
     @hookimpl
-    def rows_beside(self, step: int) -> list[Trajectory]:
+    def auxiliary_rows(self, step: int) -> list[Trajectory]:
         """Returns the step's rows: each of the data once before any comes again, in an order of the seed."""
         import numpy as np
 

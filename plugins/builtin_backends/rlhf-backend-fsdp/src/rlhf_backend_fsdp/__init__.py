@@ -12,9 +12,9 @@ from rlhf_host.protocols import (
     Backend,
     BackendStart,
     BackendTraits,
-    InPieces,
     RunsPasses,
     RuntimeStart,
+    ShardedModel,
     TrainedModel,
     TrainingMemory,
 )
@@ -65,7 +65,7 @@ class FSDP:
                 f"each process steps its own pieces of the weights, with {', '.join(ELEMENTWISE)}; {reason}: choose --backend torch"
             )
 
-    traits = BackendTraits(debug=False, even_passes=True, sharded=True, everywhere=True, in_pieces=True, splits_frozen=True)
+    traits = BackendTraits(debug=False, even_passes=True, sharded=True, everywhere=True, loads_shards=True, splits_frozen=True)
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -108,10 +108,10 @@ class FSDP:
             width=2 if narrow else None,
         )
 
-    def load_model(self, role: Any, *, head: Literal["lm", "scalar"], trainable: bool) -> InPieces | None:
-        from rlhf_host.distributed import load_in_pieces
+    def load_model(self, role: Any, *, head: Literal["lm", "scalar"], trainable: bool) -> ShardedModel | None:
+        from rlhf_host.distributed import load_sharded
 
-        return load_in_pieces(role, head=head, trainable=trainable)
+        return load_sharded(role, head=head, trainable=trainable)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_backend_fsdp.backend import FSDPBackend

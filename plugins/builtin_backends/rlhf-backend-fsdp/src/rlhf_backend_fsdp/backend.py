@@ -18,6 +18,7 @@ from rlhf_backend_fsdp.splitting import gather_no_more, mesh_of, precision_on, s
 from rlhf_host import UserError
 from rlhf_host.backends import (
     arguments_of,
+    chunked,
     copy_model,
     decayed_groups,
     has_adapters,
@@ -25,7 +26,6 @@ from rlhf_host.backends import (
     learning_rate,
     make_optimizer,
     merged_weights,
-    pieces,
 )
 from rlhf_host.distributed import (
     Parking,
@@ -195,7 +195,7 @@ class FSDPBackend(Parks):
         """Gathers weights: all ranks together, of which this one keeps those with such a name."""
         self._split()
         first = {weight: name for name, weight in self._weights.items()}
-        for piece in pieces(merged_units(self.model, first), lambda unit: sum(map(_nbytes, unit)), bucket_bytes):
+        for piece in chunked(merged_units(self.model, first), lambda unit: sum(map(_nbytes, unit)), bucket_bytes):
             names = [first[weight] for unit in piece for weight in unit]
             with self._whole(names) as copies:
                 kept = [(name, copies[name]) for name in names if any(map(keeps, self._names[name]))]

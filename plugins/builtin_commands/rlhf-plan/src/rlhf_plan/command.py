@@ -16,7 +16,7 @@ from rlhf_host import UserError
 from rlhf_host.commands import near_matches, phase
 from rlhf_host.protocols import DeviceKind
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, merge_needs, resolve
-from rlhf_plan.parts import GB, PARTS
+from rlhf_plan.items import GB, PARTS
 
 if TYPE_CHECKING:
     from rlhf_host.internals import PluginManager
@@ -123,8 +123,8 @@ class Plan:
                 tell what they need.
         """
         from rlhf_host.internals import RunTraits, refusals, runtime_plugin, runtime_start, weight_sync_plugin
-        from rlhf_plan.fitting import problem
         from rlhf_plan.phases import Planner, Sampling
+        from rlhf_plan.refusals import problem
 
         needs, traits = merge_needs(manager), RunTraits.of(config)
         if not any(need.name == "actor" for need in needs.roles):
@@ -164,7 +164,7 @@ class Plan:
                 "group": each.group.name,
                 "devices": each.group.devices,
                 "phase": each.name,
-                "bytes": dict(each.parts),
+                "bytes": dict(each.keys),
                 "sum": each.total,
             }
             for each in self.phases
@@ -195,6 +195,6 @@ def _memory_here(device: DeviceKind) -> float | None:
     """Returns the bytes of the first GPU of this machine; None: there is none, or CPUs are meant."""
     import torch
 
-    from rlhf_host.internals import room
+    from rlhf_host.internals import available_memory
 
-    return room(torch.device("cuda", 0)) if device == "cuda" and torch.cuda.is_available() else None
+    return available_memory(torch.device("cuda", 0)) if device == "cuda" and torch.cuda.is_available() else None

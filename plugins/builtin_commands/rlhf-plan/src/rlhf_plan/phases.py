@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from rlhf_host import RoleNeed, UserError
 from rlhf_host.commands import first_line
-from rlhf_host.internals import chunk_bytes, context_length, find_model, in_backend, outline, role_views, weights_of
+from rlhf_host.internals import chunk_bytes, context_length, find_model, in_backend, meta_model, role_views, weights_of
 from rlhf_host.protocols import (
     CountsServing,
     CountsTraining,
@@ -27,7 +27,7 @@ from rlhf_host.protocols import (
 )
 from rlhf_host.settings import RoleConfig
 from rlhf_plan.footprint import Footprint, block_list, footprint, rows_of
-from rlhf_plan.parts import PARTS
+from rlhf_plan.items import PARTS
 
 START, LOAD, TRAIN, SYNC, SAMPLE = "engines start", "models are loaded", "training", "weights are sent", "sampling"
 USABLE = 0.9
@@ -137,7 +137,7 @@ class Planner:
             )
         counted = model.counted(group.devices, device)
         needed, loaded = backend.memory(counted), counted.bytes
-        if traits.in_pieces and not settings.quantize:
+        if traits.loads_shards and not settings.quantize:
             # Kernels are tried on a model of few layers; it is gone when the weights come, block by block.
             width = counted.bytes / counted.numbers
             loaded = width * counted.block + max(width * counted.outside, needed.weights)
@@ -200,7 +200,7 @@ class Planner:
                 f"{role.model} is a GGUF file, and a plan of memory is made from a config.json: give the directory of the model"
                 " that it was made from"
             )
-        model = outline(role, head=need.head, trainable=need.trainable, weights=False)
+        model = meta_model(role, head=need.head, trainable=need.trainable, weights=False)
         if model is None:
             raise UserError(
                 f"the model {role.model!r} cannot be made without its weights, so no memory can be planned for it{_unread(role)}"

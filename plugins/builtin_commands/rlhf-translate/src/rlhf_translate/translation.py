@@ -11,7 +11,7 @@ from rlhf_translate.notes import Note, notes_of
 from rlhf_translate.options import PROCESSES, PROGRAM, Option, Outcome, nowhere
 from rlhf_translate.programs import Command
 from rlhf_translate.projects import read
-from rlhf_translate.trial import Trial, load, refusals
+from rlhf_translate.validation import Trial, load, refusals
 from rlhf_translate.versions import Version
 
 _NO_SUCH = ("has no option", "no such key", "is chosen; add --")

@@ -94,7 +94,7 @@ class Encoder:
                 rows.append(self._steps(prompt, text) if prompt else _no_tokens("prompt", text.prompt))
                 continue
             completion = self._whole(text, next(whole)) if self._offsets else None
-            ids, spans = completion or self._pieces(text)
+            ids, spans = completion or self._tokens_and_spans(text)
             rows.append(self._row(prompt, ids, spans, text))
         return [_seen(row, text, self._tokenizer) for row, text in zip(rows, texts, strict=True)]
 
@@ -170,7 +170,7 @@ class Encoder:
             self._last[before] = (encode([before], self._tokenizer, special=False)[0] or [None])[-1]  # type: ignore[list-item]
         return self._last[before] == token
 
-    def _pieces(self, text: MarkedText) -> tuple[list[int], list[tuple[int, int]]]:
+    def _tokens_and_spans(self, text: MarkedText) -> tuple[list[int], list[tuple[int, int]]]:
         edges = sorted({0, len(text.rest), *(place for span in text.trained for place in span)})
         ids: list[int] = []
         spans = []
@@ -200,7 +200,7 @@ def _seen(row: Row | Malformed, text: MarkedText, tokenizer: Any) -> Row | Malfo
         if not text.images:
             refuse_unseen(tokenizer, row.prompt_ids, row.completion_ids, text=text.prompt)
             return row
-        processor = Processor.beside(tokenizer)
+        processor = Processor.of(tokenizer)
         count = list(row.prompt_ids).count(processor.placeholder)
         first, later = text.images[:count], text.images[count:]
         prompt = processor.expand(row.prompt_ids, first, text.prompt)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from rlhf_host import UserError
 from rlhf_host.installed import PluginInfo
-from rlhf_host.internals import BadRows, Malformed, Numbers, Origin, named, open_source, places_of, share
+from rlhf_host.internals import BadRows, Malformed, Numbers, Origin, named, open_source, positions_of, share
 from rlhf_host.rendering import Processor, for_chat
 from rlhf_host.settings import DataConfig, DataSource
 from rlhf_rows.conditions import check_condition
@@ -264,7 +264,7 @@ class _Loader:
                 if example.tokens:
                     yield index, [], example.tokens
                     continue
-                units = [unit for part in self._parts(example) for unit in self.marker.mark(part)]
+                units = [unit for part in self._judgements(example) for unit in self.marker.mark(part)]
             except Malformed as fault:
                 bad.add(index, fault)
             else:
@@ -289,7 +289,7 @@ class _Loader:
             for each in waiting:
                 yield each.result()
 
-    def _parts(self, example: Example) -> list[Example]:
+    def _judgements(self, example: Example) -> list[Example]:
         """Returns a pair as two single judgements, if these are needed."""
         if self.kind != "unpaired" or len(example.completions) == 1:
             return [example]
@@ -309,7 +309,7 @@ class _Loader:
             if self.kind == "prompt_completion" and not ready:
                 counts.alone += len(rows) - 1
             for unit in rows:
-                fitting = self._fitting(tuple(row for row in unit if isinstance(row, Row)), counts)
+                fitting = self._within_limit(tuple(row for row in unit if isinstance(row, Row)), counts)
                 if fitting is not None:
                     made.append(fitting)
                     length = len(fitting.rows[0].prompt_ids)
@@ -320,7 +320,7 @@ class _Loader:
                     counts.units += 1
         return made
 
-    def _fitting(self, rows: tuple[Row, ...], counts: _Counts) -> Unit | None:
+    def _within_limit(self, rows: tuple[Row, ...], counts: _Counts) -> Unit | None:
         """Returns the unit, cut if the settings say so; None if it is too long."""
         limit = self.longest
         if limit is None or all(len(row.prompt_ids) + len(row.completion_ids) <= limit for row in rows):
@@ -337,8 +337,8 @@ class _Loader:
 
     def _sees_late(self, row: Row) -> bool:
         """Returns True if the row has pictures after its prompt."""
-        tokens = [Processor.beside(self.tokenizer).tokens(picture) for picture in row.images]
-        return len(places_of(row.prompt_ids, tokens, [0] * len(tokens))) < len(tokens)
+        tokens = [Processor.of(self.tokenizer).tokens(picture) for picture in row.images]
+        return len(positions_of(row.prompt_ids, tokens, [0] * len(tokens))) < len(tokens)
 
     # --- for people ---------------------------------------------------------------------------------------------------
 

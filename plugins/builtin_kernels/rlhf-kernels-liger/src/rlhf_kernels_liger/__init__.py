@@ -32,7 +32,7 @@ class LigerKernels:
         self.options = options
 
     def unsuited(self, model: nn.Module, use: Use) -> str | None:
-        from rlhf_kernels_liger.parts import is_gated_mlp, is_norm
+        from rlhf_kernels_liger.layers import is_gated_mlp, is_norm
 
         if use.purpose == "sample":
             return "it makes no decoder"
@@ -45,6 +45,6 @@ class LigerKernels:
 
     def twin(self, model: nn.Module, use: Use) -> nn.Module:
         """Returns the model's modules around its parameters, with Liger's kernels in norms and MLPs."""
-        from rlhf_kernels_liger.parts import bind_parts
+        from rlhf_kernels_liger.layers import patch_layers
 
-        return bind_parts(functional.twin(model))
+        return patch_layers(functional.twin(model))

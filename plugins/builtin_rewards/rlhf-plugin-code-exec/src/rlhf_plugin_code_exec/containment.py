@@ -7,12 +7,12 @@ import os
 
 from rlhf_host import UserError
 from rlhf_plugin_code_exec.attacks import COUNT
+from rlhf_plugin_code_exec.checks import escapes
 from rlhf_plugin_code_exec.interpreters import interpreter_at, is_within
 from rlhf_plugin_code_exec.runner import JailFailed, Level, Limits, Runner
-from rlhf_plugin_code_exec.shell_trials import shell_escapes
+from rlhf_plugin_code_exec.shell_checks import shell_escapes
 from rlhf_plugin_code_exec.shells import home
 from rlhf_plugin_code_exec.suites import suite_of
-from rlhf_plugin_code_exec.trials import escapes
 
 log = logging.getLogger(__name__)
 LEVELS: tuple[Level, ...] = ("A", "B")

@@ -15,7 +15,7 @@ from rlhf_host.runs import RunDirectory
 
 FOLDER = "deltas"
 """Folder of a run's steps, in its directory."""
-WRITE, RECEIVE, TYPES = (f"{__name__}.{name}" for name in ("trainer:write", "engine:receive", "engine:kept_types"))
+WRITE, RECEIVE, TYPES = (f"{__name__}.{name}" for name in ("trainer:write", "engine:receive", "engine:weight_types"))
 
 
 class Delta(RemoteSync):

@@ -163,7 +163,7 @@ def _number(text: str | None) -> float | None:
 def _greedy(config: RunConfig, line: CommandLine) -> RunConfig:
     """Returns the run's settings with the same prompts, one answer each, sampled greedily where no flag says another way."""
     config = judged_by(config.model_copy(deep=True), line)
-    chosen = {".".join(flag.parts) for flag in line.flags}
+    chosen = {".".join(flag.keys) for flag in line.flags}
     if "eval.temperature" not in chosen:
         config.eval.temperature = 0.0
     if "eval.n" not in chosen:

@@ -13,9 +13,9 @@ HELD = "rlhf_sync_delta"
 """Key in ``Loader.state``: the weights of the last version."""
 
 
-def kept_types(loader: Loader) -> Any:
-    """Returns ``KeepsTypes.kept`` of a loader that has it."""
-    return getattr(loader, "kept", None)
+def weight_types(loader: Loader) -> Any:
+    """Returns ``WeightTypes.weight_types`` of a loader that has it."""
+    return getattr(loader, "weight_types", None)
 
 
 def receive(loader: Loader, directory: str, step: int, bucket_bytes: int) -> None:

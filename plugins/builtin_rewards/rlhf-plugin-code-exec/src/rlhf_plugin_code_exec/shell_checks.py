@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlhf_plugin_code_exec.attacks import QUIET, TRIES, trying
+from rlhf_plugin_code_exec.checks import outside
 from rlhf_plugin_code_exec.runner import Level
 from rlhf_plugin_code_exec.shells import File, Shell, ShellLimits
-from rlhf_plugin_code_exec.trials import outside
 
 LIMITS = ShellLimits(memory=512 << 20, processes=24, file=8 << 20, files=60, disk=24 << 20, output=1 << 20)
 HAS = {

@@ -21,7 +21,7 @@ from rlhf_host.runs.models import step_model
 
 
 @dataclass(frozen=True, slots=True)
-class ModelPlace:
+class ModelLocation:
     """Location of a model: ``path`` is a directory or a hub name, ``gguf`` a file in that directory."""
 
     path: str
@@ -35,12 +35,12 @@ class ModelPlace:
 
 
 @once
-def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
+def find_model(name: str | None, *, weights: bool = True) -> ModelLocation:
     """Finds out whether it is a directory, a GGUF file, ``RUN@STEP`` or a hub name; refuses anything else before loading."""
     if not name:
         raise UserError("no model is set: give a model directory, a hub name, a GGUF file, or 'quickstart' (--actor.model)")
     if name == QUICKSTART:
-        return ModelPlace(str(Path(__file__).with_name(QUICKSTART)), local=True)  # of scripts/quickstart_model.py
+        return ModelLocation(str(Path(__file__).with_name(QUICKSTART)), local=True)  # of scripts/quickstart_model.py
     name = step_model(name) or name
     path = Path(name).expanduser()
     if adapter_files.is_adapter(path):
@@ -56,10 +56,10 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
             raise UserError(f"{name} is a file, but not a GGUF file: give the model's directory")
         if importlib.util.find_spec("gguf") is None:
             raise UserError(f"{name} needs the package gguf: pip install 'rlhf-host[gguf]'")
-        return ModelPlace(str(path.parent), local=True, gguf=path.name)
+        return ModelLocation(str(path.parent), local=True, gguf=path.name)
     if path.is_dir():
         _check_directory(path, weights)
-        return ModelPlace(str(path), local=True)
+        return ModelLocation(str(path), local=True)
     beside = path.parent.iterdir() if path.parent.is_dir() else ()
     match = near_matches(path.name, sorted(each.name for each in beside if each.is_dir() or each.suffix == ".gguf"))
     if name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".gguf"):
@@ -67,7 +67,7 @@ def find_model(name: str | None, *, weights: bool = True) -> ModelPlace:
     if not _cached(name) and (match or not hub_answers()):
         hub = "" if match else f"; as a hub name it is not in the local cache, and {_unreached()}"
         raise UserError(f"no model {name!r}: no such directory{match}{hub}")
-    return ModelPlace(name, local=False)
+    return ModelLocation(name, local=False)
 
 
 def with_base(role: RoleConfig) -> RoleConfig:

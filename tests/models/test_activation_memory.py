@@ -10,7 +10,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf_host.models.kept import Gathered, recorded
+from rlhf_host.models.activation_memory import Gathered, recorded
 from rlhf_host.models.passes import Passes
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 64, "max_position_embeddings": 2048}
@@ -66,7 +66,7 @@ def kept_and_tokens(passes, *shape):
     """Bytes that a pass over a group's rows keeps, and how many padded tokens keep as many."""
     with recorded(passes.model) as kept:
         _, sizes = forward(passes, *shape)
-    return sum(kept.values()), passes._gathered[passes.model].kept(*sizes) if passes._gathered else sizes[1]
+    return sum(kept.values()), passes._gathered[passes.model].cached_tokens(*sizes) if passes._gathered else sizes[1]
 
 
 def peak_and_cost(passes, *shape):
@@ -134,7 +134,7 @@ def test_checkpointing_is_on_again_after_the_measurement():
 def test_rows_of_a_model_whose_attention_fails_cost_as_much_as_padded_ones():
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=61))
     gathered = Passes(bloom)._gathered[bloom]
-    assert (gathered.kept(10, 100), gathered.cost(10, 100)) == (100, 100)
+    assert (gathered.cached_tokens(10, 100), gathered.cost(10, 100)) == (100, 100)
 
 
 def test_what_was_measured_leaves_no_graph_that_knows_the_weights_shapes():

@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_host import PluginError, UserError
 from rlhf_host.internals import PluginSpec, role_flag
 from rlhf_host.protocols import RuntimeStart
-from rlhf_plan.parts import GB
+from rlhf_plan.items import GB
 from rlhf_plan.phases import LOAD, Phase, Planner
 
 SMALLEST_BUDGET = 1024

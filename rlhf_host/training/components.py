@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunParts:
+class RunComponents:
     config: RunConfig
     manager: PluginManager
     needs: Needs

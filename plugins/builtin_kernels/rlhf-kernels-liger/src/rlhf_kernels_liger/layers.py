@@ -30,7 +30,7 @@ def is_gated_mlp(part: nn.Module) -> bool:
     return {name for name, _ in part.named_children()} == MLP and not own and "forward" not in vars(part)
 
 
-def bind_parts(twin: nn.Module) -> nn.Module:
+def patch_layers(twin: nn.Module) -> nn.Module:
     """Gives Liger's kernels to the parts of a twin that compute exactly that. The twin's modules belong to nothing else.
     Returns the twin.
     """

@@ -32,7 +32,7 @@ def container_memory() -> int | None:
     return None
 
 
-def room(device: Any) -> int | None:
+def available_memory(device: Any) -> int | None:
     """Returns the bytes that a ``torch.device`` of this machine has in total, swap included; None: unknown."""
     if device.type == "cpu" and "MemTotal" in (sizes := machine_memory()):
         allowed = container_memory()

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_dropout, adapter_files, adapters
-from rlhf_host.models.places import ModelPlace
+from rlhf_host.models.locations import ModelLocation
 
 
-def refuse_settings(role: RoleConfig, source: ModelPlace, *, trainable: bool) -> None:
+def refuse_settings(role: RoleConfig, source: ModelLocation, *, trainable: bool) -> None:
     """Raises ``UserError`` for settings that no model in this place can have."""
     if role.quantize and source.gguf:
         raise UserError(f"the weights of GGUF files are quantized in their own way: leave quantize out for {role.model!r}")
@@ -41,8 +41,14 @@ def wide_head(role: RoleConfig, count: int) -> UserError:
     )
 
 
-def fit(
-    model: PreTrainedModel, role: RoleConfig, source: ModelPlace, device: torch.device, *, trainable: bool, probe: bool = False
+def prepare(
+    model: PreTrainedModel,
+    role: RoleConfig,
+    source: ModelLocation,
+    device: torch.device,
+    *,
+    trainable: bool,
+    probe: bool = False,
 ) -> PreTrainedModel:
     """Applies the role's settings to the model and moves it to the device, in place, except what is on ``meta``.
 

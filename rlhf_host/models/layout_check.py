@@ -21,8 +21,8 @@ from rlhf_host.models import attention
 from rlhf_host.models.heads import decoder_of, scalar_head
 from rlhf_host.models.layouts import Layout, padded_layout, shared_layout, to_device
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.modes import evaluation, without_tf32
 from rlhf_host.models.pictures import Sight, noise
+from rlhf_host.models.precision import evaluation, without_tf32
 from rlhf_host.records.pictures import Shown
 
 EXACT = 1e-4
@@ -95,18 +95,18 @@ class Sample:
         tokens = {picture: list(sight.reader.tokens(picture)) for picture in (one, two)}
         first, _, second, third = map(sight.words, self.prompt_ids)
         first, second = [first[0], *tokens[one], *first[1:]], [*tokens[two], *second[:1], *tokens[one], *second[1:]]
-        parts = [sight.words(part.tolist()) for part in self.parts()]
-        parts[1] = [*parts[1][:1], *tokens[two], *parts[1][1:], 1]
+        tensors = [sight.words(part.tolist()) for part in self.tensors()]
+        tensors[1] = [*tensors[1][:1], *tokens[two], *tensors[1][1:], 1]
         images = [[(0, picture) for picture in row] for row in ([one], [one, two], [two, one], [])]
-        completions = torch.tensor([token for part in parts for token in part])
-        return Sample([first, first, second, third], completions, [len(part) for part in parts], self.sharing, images, sight)
+        completions = torch.tensor([token for part in tensors for token in part])
+        return Sample([first, first, second, third], completions, [len(part) for part in tensors], self.sharing, images, sight)
 
-    def parts(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         """Returns the completion of each row."""
         return self.completions.split(self.lengths)
 
     def alone(self) -> list[Layout]:
-        layouts = [padded_layout([ids], part, [len(part)]) for ids, part in zip(self.prompt_ids, self.parts(), strict=True)]
+        layouts = [padded_layout([ids], part, [len(part)]) for ids, part in zip(self.prompt_ids, self.tensors(), strict=True)]
         return [self.by_itself(row, layout) for row, layout in enumerate(layouts)]
 
     def by_itself(self, row: int, layout: Layout) -> Layout:
@@ -136,7 +136,7 @@ def random_text(config: Any, length: int, generator: torch.Generator) -> list[in
 
 @torch.no_grad()
 @without_tf32()
-def try_layouts(
+def check_layouts(
     hidden: Hidden,
     model: Any,
     twin: nn.Module,
@@ -219,7 +219,7 @@ def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: li
     size = sample.lengths[row]
     if size < 2:
         return False
-    own = sample.parts()[row]
+    own = sample.tensors()[row]
     shorter = hidden(sample.by_itself(row, padded_layout([sample.prompt_ids[row]], own[:-1], [size - 1])))
     return not distance(shorter[:-1], rows[row][: size - 1], exact) <= (EXACT if exact else ROUGH)
 
@@ -235,7 +235,7 @@ def _refuse_other_sight(hidden: Callable[[Layout], Tensor], sample: Sample, rows
     seen = sample.sight.see(sample.images)  # a tower may mix the pictures of a pass
     for number, expected in enumerate(rows):
         own = sample.images[number]
-        layout = padded_layout([sample.prompt_ids[number]], sample.parts()[number], [sample.lengths[number]])
+        layout = padded_layout([sample.prompt_ids[number]], sample.tensors()[number], [sample.lengths[number]])
         try:
             gap = distance(hidden(sample.sight.placed(layout, [own], seen=seen)), expected, exact)
         except FAILURES as error:

@@ -1,4 +1,4 @@
-"""Rows that train beside a batch, in losses of their plugin alone: ``rows_beside``."""
+"""Rows that train beside a batch, in losses of their plugin alone: ``auxiliary_rows``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_authoring.tensors import make_batch
 import rlhf_host
 from rlhf_host import Extra, LossTerm, Metric, RunError, Segment, Task, Trajectory, hookimpl
 from rlhf_host.records.tensors import TopK
-from rlhf_host.training.beside import joined
+from rlhf_host.training.auxiliary_rows import joined
 from rlhf_host.training.reduction import Denominators, Reducer
 
 DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
@@ -35,7 +35,7 @@ class Given:
         self.rows, self.extra, self.seen = rows, extra, []
 
     @hookimpl
-    def rows_beside(self, step):
+    def auxiliary_rows(self, step):
         return self.rows(step)
 
     @hookimpl

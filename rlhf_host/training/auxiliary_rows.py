@@ -1,4 +1,4 @@
-"""Rows that train beside the batch of a step, in losses of the plugin that gave them (``rows_beside``)."""
+"""Rows that train beside the batch of a step, in losses of the plugin that gave them (``auxiliary_rows``)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ UNKNOWN = ("plugin_rewards", "scores", "columns", "token_columns")
 """Fields in which nothing is NaN, not 0."""
 
 
-def rows_beside(manager: PluginManager, step: int, make: Callable[[Sequence[Group]], Experience]) -> dict[str, Experience]:
+def auxiliary_rows(manager: PluginManager, step: int, make: Callable[[Sequence[Group]], Experience]) -> dict[str, Experience]:
     """Returns the rows of each plugin that gives some, by its alias. Raises ``RunError`` for a row that cannot train.
 
     Args:
         make: makes tensors of groups.
     """
     found = {}
-    for key, rows in manager.each("rows_beside", step=step):
+    for key, rows in manager.each("auxiliary_rows", step=step):
         alias, groups = manager.by_key[key].alias, []
         for number, row in enumerate(rows):
             if not row.prompt_ids or not row.action_length:
-                raise RunError(f"{key}: rows_beside gave a row without a prompt, or without an action, whose tokens train")
+                raise RunError(f"{key}: auxiliary_rows gave a row without a prompt, or without an action, whose tokens train")
             name = f"{alias}-{number}"
             alone = dataclasses.replace(row, group_id=name, episode_id=name, parent=None)
             groups.append(Group(name, row.task, [alone]))
@@ -48,10 +48,12 @@ def rows_beside(manager: PluginManager, step: int, make: Callable[[Sequence[Grou
 
 def no_rows(experience: Experience, manager: PluginManager) -> None:
     """Adds, in place, the mask of such rows for each plugin that may give some. Raises ``RunError`` if a plugin has one itself."""
-    for key in manager.names("rows_beside"):
+    for key in manager.names("auxiliary_rows"):
         own = experience.extra.setdefault(manager.by_key[key].alias, {})
         if BESIDE in own:
-            raise RunError(f"{key} gave {BESIDE!r} from prepare_batch, which is the mask of rows_beside: give it another name")
+            raise RunError(
+                f"{key} gave {BESIDE!r} from prepare_batch, which is the mask of auxiliary_rows: give it another name"
+            )
         own[BESIDE] = torch.zeros_like(experience.action_mask)
 
 

@@ -17,9 +17,9 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files
 from rlhf_host.models.dtypes import weight_dtypes
-from rlhf_host.models.fitting import fit, no_head, refuse_settings, wide_head
 from rlhf_host.models.loading import configuration, new_model, quiet_transformers, require_scalar_head, rounded_base
-from rlhf_host.models.places import ModelPlace, find_model, with_base
+from rlhf_host.models.locations import ModelLocation, find_model, with_base
+from rlhf_host.models.preparation import no_head, prepare, refuse_settings, wide_head
 from rlhf_host.models.quantized import refuse_kind
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ NARROWEST = 0.5
 """Bytes of a weight in 4 bits, without the constants of its block."""
 
 
-def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool, weights: bool = True) -> Any:
+def meta_model(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool, weights: bool = True) -> Any:
     """Returns the result of ``load_model`` on torch's meta device; None: it cannot be made that way, and nothing is known.
 
     Args:
@@ -52,7 +52,7 @@ def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool,
                     if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings():
                         refuse_kind(model, name, type(module))
             with META if role.adapter is None else contextlib.nullcontext():  # new adapters have no first values either
-                return fit(model, role, source, META, trainable=trainable)
+                return prepare(model, role, source, META, trainable=trainable)
     except UserError:
         raise
     except Exception as error:  # some models compute while they are made, which needs weights
@@ -60,7 +60,7 @@ def outline(role: RoleConfig, *, head: Literal["lm", "scalar"], trainable: bool,
         return None
 
 
-def _empty(source: ModelPlace, role: RoleConfig, head: str, trainable: bool) -> Any:
+def _empty(source: ModelLocation, role: RoleConfig, head: str, trainable: bool) -> Any:
     config = configuration(source, role, head)
     dtype = torch.float32 if source.gguf else weight_dtypes(role, trainable, config.dtype, rounded_base(role))[1]
     with META:
@@ -70,7 +70,7 @@ def _empty(source: ModelPlace, role: RoleConfig, head: str, trainable: bool) -> 
             raise UserError(f"cannot load the model {role.model!r}: {first_line(error)}") from error
 
 
-def _refuse_head(source: ModelPlace, role: RoleConfig, trainable: bool) -> None:
+def _refuse_head(source: ModelLocation, role: RoleConfig, trainable: bool) -> None:
     """Raises ``UserError`` for a scalar head of another size, or a missing one that is not trained. Only files that are at hand
     are read.
     """

@@ -13,7 +13,7 @@ Then: TypeAlias = Callable[[list[float]], None]
 """Receives the numbers that were taken with it."""
 
 
-class Readings:
+class DeferredValues:
     """Numbers that passes have computed, and what is to be done with them."""
 
     def __init__(self) -> None:

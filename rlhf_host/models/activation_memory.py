@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhf_host.models.layout_check import FAILURES
 from rlhf_host.models.layouts import Layout, shared_layout
 from rlhf_host.models.loading import context_length
-from rlhf_host.models.trial import FAILURES
 
 ROWS, LENGTH = 4, 32
 """Number and tokens of the rows that are measured: memory grows linearly with both."""
@@ -40,7 +40,7 @@ class Gathered:
     layers: int = 1
     """Number of layers that keep what they compute."""
 
-    def kept(self, line: int, padded: int) -> float:
+    def cached_tokens(self, line: int, padded: int) -> float:
         """Returns how many tokens of padded rows keep as much for the backward pass as a shared line.
 
         Args:
@@ -58,7 +58,7 @@ class Gathered:
         if self.share == 1:
             return max(line, padded)
         gradients, free = GRADIENTS * self.share * padded, (1 - self.share - self.inputs) * line
-        return math.ceil(self.kept(line, padded) + max(0.0, gradients - free) / self.layers)
+        return math.ceil(self.cached_tokens(line, padded) + max(0.0, gradients - free) / self.layers)
 
 
 def gathered(states: Callable[[Layout], Tensor], model: nn.Module, depth: int) -> Gathered:

@@ -16,7 +16,7 @@ from rlhf_host.training.saved_rows import lines, read_steps
 ROWS, STATES = "pending.jsonl", "pending.json"
 
 
-def write_pending(finished: Mapping[int, Played], directory: Path) -> None:
+def write_untrained(finished: Mapping[int, Played], directory: Path) -> None:
     """Writes finished groups.
 
     Args:
@@ -31,8 +31,8 @@ def write_pending(finished: Mapping[int, Played], directory: Path) -> None:
         (directory / STATES).write_text(json.dumps(states))
 
 
-def read_pending(directory: Path) -> dict[int, Played]:
-    """Reads what ``write_pending`` wrote, with stand-ins for tasks; nothing if it wrote nothing."""
+def read_untrained(directory: Path) -> dict[int, Played]:
+    """Reads what ``write_untrained`` wrote, with stand-ins for tasks; nothing if it wrote nothing."""
     if not (directory / ROWS).exists():
         return {}
     states = json.loads((directory / STATES).read_text())
