@@ -1,6 +1,6 @@
-"""Trials of layouts: each must compute the same as the model itself for each row alone.
+"""Checks of layouts: each must compute the same as the model itself for each row alone.
 
-The oracle is the untouched model over one row at a time, without padding and without a mask. A trial at a length is valid for
+The oracle is the untouched model over one row at a time, without padding and without a mask. A check at a length is valid for
 rows up to that length, so no list of model families is needed for windows, sparse attention and rotary positions that change
 with length.
 """
@@ -8,7 +8,7 @@ with length.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -175,30 +175,15 @@ def check_layouts(
         return Verdict(None, twin)  # weights that have diverged tell nothing; the loss will say so
     if sight is not None:
         _refuse_other_sight(partial(hidden, model), sample, rows, name, exact)
-    modules = list(dict.fromkeys((twin, model)))
-    padded_gap, problems = 0.0, list[str]()
-    chosen: dict[str, nn.Module | None] = {}
-    layouts = {"padded": sample.padded} | ({"shared": sample.shared} if with_shared else {})
-    for layout, make in layouts.items():
-        chosen[layout] = None
-        if layout == "shared" and (kernel := config._attn_implementation) not in attention.SHARING:
-            problems.append(f"attn_implementation {kernel} cannot share prompts, {' and '.join(attention.SHARING)} can")
-            break
-        for module in modules:
-            who = name if module is model else f"the kernels' {type(module).__name__}"
-            try:
-                gap = distance(hidden(module, make()), expected, exact)
-            except FAILURES as error:
-                problems.append(f"{who} does not take the {layout} layout: {first_line(error)}")
-                continue
-            tolerance = EXACT if exact else 3 * max(padded_gap, ROUGH / 3) if layout == "shared" else ROUGH
-            if gap <= tolerance:
-                padded_gap = gap if layout == "padded" else padded_gap
-                chosen[layout] = module
-                break
-            problems.append(
-                f"{who} gives other results in the {layout} layout for rows of {length} tokens (by {beyond(gap, tolerance)})"
-            )
+    modules = {module: name if module is model else f"the kernels' {type(module).__name__}" for module in (twin, model)}
+    compare = partial(_first_equal, hidden, modules, expected, length, exact)
+    padded, gap, problems = compare("padded", sample.padded, ROUGH)
+    chosen = {"padded": padded}
+    if with_shared and (kernel := config._attn_implementation) not in attention.SHARING:
+        problems.append(f"attn_implementation {kernel} cannot share prompts, {' and '.join(attention.SHARING)} can")
+    elif with_shared:
+        chosen["shared"], _, more = compare("shared", sample.shared, 3 * max(gap, ROUGH / 3))
+        problems += more
     if chosen["padded"] is not None and _follows_length(partial(hidden, model), sample, rows, exact):
         problems.append(f"the result of {name} for a token changes with the length of its row")
         chosen = {"padded": None}
@@ -206,9 +191,41 @@ def check_layouts(
         if scalar_head(model) is None and _looks_ahead(partial(hidden, model), sample.alone()[0], exact):
             raise UserError(f"{name} sees later tokens, so it is not a causal language model (for an encoder, set is_decoder)")
         problems.append(f"rows of {name} run one by one, because rows of a batch affect each other")
-    elif with_shared and chosen["shared"] is None:
+    elif with_shared and chosen.get("shared") is None:
         problems.append(f"a group's prompt is computed for every completion of {name}")
     return Verdict(chosen.get("shared"), chosen["padded"], tuple(problems))
+
+
+def _first_equal(
+    hidden: Hidden,
+    modules: Mapping[nn.Module, str],
+    expected: Tensor,
+    length: int,
+    exact: bool,
+    name: str,
+    make: Callable[[], Layout],
+    rough: float,
+) -> tuple[nn.Module | None, float, list[str]]:
+    """Returns the first module that gives the expected results in a layout, how far it is from them (0: none is near), and what is
+    wrong with those before it.
+
+    Args:
+        modules: with what they are called.
+        make: returns the layout, anew for each module.
+        rough: tolerance where something is computed in 16 bits.
+    """
+    tolerance, problems = EXACT if exact else rough, list[str]()
+    for module, who in modules.items():
+        try:
+            gap = distance(hidden(module, make()), expected, exact)
+        except FAILURES as error:
+            problems.append(f"{who} does not take the {name} layout: {first_line(error)}")
+            continue
+        if gap <= tolerance:
+            return module, gap, problems
+        away = beyond(gap, tolerance)
+        problems.append(f"{who} gives other results in the {name} layout for rows of {length} tokens (by {away})")
+    return None, 0.0, problems
 
 
 def _follows_length(hidden: Callable[[Layout], Tensor], sample: Sample, rows: list[Tensor], exact: bool) -> bool:

@@ -62,8 +62,8 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         restarts = 0
         while True:
             try:
-                with _prepared(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
-                    return _guarded(loop, started, checkpoint, resume, notices, fresh)
+                with _started(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
+                    return _run(loop, started, checkpoint, resume, notices, fresh)
             except RunError as error:
                 if restarts == config.max_restarts or not (is_lost(error) and checkpoint_dirs(run_dir)):
                     raise
@@ -72,7 +72,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
 
 
 @contextmanager
-def _prepared(
+def _started(
     config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir: Path, resume: Path | None
 ) -> Iterator[tuple[Loop, Started, Checkpoint | None, Sequence[str]]]:
     """Starts everything, and closes everything in the end."""
@@ -135,7 +135,7 @@ def _loop(
     )
 
 
-def _guarded(
+def _run(
     loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str], fresh: bool
 ) -> Outcome:
     """Runs the loop between ``run_started`` and ``run_finished``; whatever happens, plugins hear of it.
@@ -143,41 +143,56 @@ def _guarded(
     Args:
         fresh: the run directory was empty.
     """
-    parts, manager, events, progress = loop.parts, loop.parts.manager, loop.parts.events, loop.parts.progress
-    resume_step = checkpoint.step if checkpoint else (-1 if resume else None)
-    outcome = Outcome("failed", progress.step, parts.run_dir)
+    run_dir, progress = loop.parts.run_dir, loop.parts.progress
+    outcome = Outcome("failed", progress.step, run_dir)
     begun = refused = False
     try:
-        context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, resume_step, loop.steps, notices)
-        rates = {need.name: started.roles[need.name].peak_lr for need in started.needs.roles if need.trainable}
-        note_begin(parts.run_dir, loop.steps, checkpoint.step if checkpoint else None, rates)
-        call_all(events, manager, "run_started", context=context)
-        events.run(loop.sync(), interruptible=False)
+        _begin(loop, started, checkpoint, resume, notices)
         begun = True
         outcome = loop.run()
-        if outcome.status == "finished" and parts.config.checkpoint.final:
-            link_model(parts.run_dir, progress.step)
+        if outcome.status == "finished" and loop.parts.config.checkpoint.final:
+            link_model(run_dir, progress.step)
     except BaseException as error:
-        if is_lost(error):
-            loop.keeper.close()
-        elif isinstance(error, Exception):  # a second Ctrl-C waits for nothing
-            loop.keeper.rescue()
         refused = isinstance(error, UserError) and resume is None
-        told = explained(error, parts.run_dir, progress.step, checkpoint)
-        outcome = Outcome("failed", progress.step, parts.run_dir, error=message_of(told))
-        if isinstance(error, KeyboardInterrupt):
-            outcome = Outcome("interrupted", progress.step, parts.run_dir)
+        _rescue(loop, error)
+        told = explained(error, run_dir, progress.step, checkpoint)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        outcome = Outcome("interrupted", progress.step, run_dir) if interrupted else replace(outcome, error=message_of(told))
         if told is error:
             raise
         raise told from error
     finally:
-        with suppress(OSError):  # as on a full disk, which another error says
-            note_end(parts.run_dir, outcome)
-        if parts.source.pipeline is not None:
-            events.run(parts.source.pipeline.close(), interruptible=False)
         try:
-            call_closing(events, manager, outcome)
+            _end(loop, outcome)
         finally:
-            if refused and parts.run_dir.is_dir():
-                remove_start(parts.run_dir, everything=fresh and not begun)
+            if refused and run_dir.is_dir():
+                remove_start(run_dir, everything=fresh and not begun)
     return outcome
+
+
+def _begin(loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> None:
+    """Tells plugins that the run begins, and brings the first weights to the engines."""
+    parts, step = loop.parts, checkpoint.step if checkpoint else None
+    before = step if step is not None else (-1 if resume else None)
+    context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, before, loop.steps, notices)
+    rates = {need.name: started.roles[need.name].peak_lr for need in started.needs.roles if need.trainable}
+    note_begin(parts.run_dir, loop.steps, step, rates)
+    call_all(parts.events, parts.manager, "run_started", context=context)
+    parts.events.run(loop.sync(), interruptible=False)
+
+
+def _rescue(loop: Loop, error: BaseException) -> None:
+    """Writes a checkpoint of the last finished step, if processes are left and nobody waits for the end."""
+    if is_lost(error):
+        loop.keeper.close()
+    elif isinstance(error, Exception):  # a second Ctrl-C waits for nothing
+        loop.keeper.rescue()
+
+
+def _end(loop: Loop, outcome: Outcome) -> None:
+    parts = loop.parts
+    with suppress(OSError):  # as on a full disk, which another error says
+        note_end(parts.run_dir, outcome)
+    if parts.source.pipeline is not None:
+        parts.events.run(parts.source.pipeline.close(), interruptible=False)
+    call_closing(parts.events, parts.manager, outcome)

@@ -264,6 +264,19 @@ class Worker:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
 
+    def _prepare(self, role: Role, batch: Batch, some: Sequence[int], inside: Sequence[Role]) -> None:
+        """Lets the passes of a role, and of those inside, choose layouts for the longest of ``some`` rows, of all ranks where
+        these run equally many passes.
+        """
+        completions = batch.lengths.tolist()
+        for each, prompts in (
+            (role, batch.prompt_ids),
+            *((each, batch.prompts.get(each.name, batch.prompt_ids)) for each in inside),
+        ):
+            longest = max((len(prompts[row]) + completions[row] for row in some), default=1)
+            everywhere = max(self.ranks.gather(longest)) if role.traits.even_passes else longest
+            each.passes.prepare(everywhere, batch.images is not None)
+
     def _plan(self, role: Role, batch: Batch, some: Sequence[int], inside: Sequence[Role] = ()) -> list[list[int]]:
         """Returns micro-batches of ``some`` rows. If every rank must run equally many passes, ranks with fewer rows get empty
         ones.
@@ -271,13 +284,10 @@ class Worker:
         Args:
             inside: roles whose passes run inside this one's, where ranks cannot agree on the longest row any more.
         """
+        self._prepare(role, batch, some, inside)
         prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
         lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        even = role.traits.even_passes
         longer = [(each, batch.prompts[each.name]) for each in inside if each.name in batch.prompts]
-        for each, seen in ((role, prompts), *((each, batch.prompts.get(each.name, prompts)) for each in inside)):
-            longest = max((len(seen[row]) + completions[row] for row in some), default=1)
-            each.passes.prepare(max(self.ranks.gather(longest)) if even else longest, batch.images is not None)
 
         def of(rows: list[int], prompts: Sequence[Sequence[int]] = prompts) -> tuple[list[Sequence[int]], list[int], list[int]]:
             return [prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows]
@@ -297,7 +307,7 @@ class Worker:
             plan = plan_microbatches(
                 units, lengths, self.settings.max_tokens_per_microbatch, cost, tokens if together else None
             )
-        if not even:
+        if not role.traits.even_passes:
             return plan
         count = max(self.ranks.gather(len(plan)))
 
