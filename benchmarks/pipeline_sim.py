@@ -296,7 +296,7 @@ class Simulation:
     def _admit(self) -> None:
         if self.setup.rounds and self._playing:
             return
-        while self.clock(getattr, self.admission, "room"):
+        while self.clock(getattr, self.admission, "has_capacity"):
             self._begin(self.clock(self.admission.admit))
 
     def _begin(self, ordinal: int) -> None:

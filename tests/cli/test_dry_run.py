@@ -173,12 +173,12 @@ def test_the_memory_of_this_machine_is_that_of_its_container_and_swap(monkeypatc
     monkeypatch.setattr(available_memory, "machine_memory", lambda: {"MemTotal": 8, "SwapTotal": 2})
     monkeypatch.setattr(available_memory, "container_memory", lambda: None)
     cpu = torch.device("cpu")
-    assert available_memory.room(cpu) == 10
+    assert available_memory.available_memory(cpu) == 10
     monkeypatch.setattr(available_memory, "container_memory", lambda: 5)
-    assert available_memory.room(cpu) == 7
+    assert available_memory.available_memory(cpu) == 7
     monkeypatch.setattr(available_memory, "machine_memory", dict)
-    assert available_memory.room(cpu) is None
-    assert available_memory.room(torch.device("meta")) is None
+    assert available_memory.available_memory(cpu) is None
+    assert available_memory.available_memory(torch.device("meta")) is None
 
 
 # --- rows that stay together -----------------------------------------------------------------------

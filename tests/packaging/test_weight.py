@@ -1,7 +1,7 @@
 """The host stays light: its lines of code, what an ordinary run loads and never calls, and the seconds of `make test`.
 
-The figures are those reached last. They may only fall: who adds takes something away, or makes it a package. What they should
-become is in docs/architecture.md. `python benchmarks/host_size.py` prints them by folder.
+The figures are those reached last. They may only fall: who adds takes something away, or makes it a package. `python
+benchmarks/host_size.py` prints lines by folder; docs/architecture.md says what stays, and why.
 """
 
 from __future__ import annotations

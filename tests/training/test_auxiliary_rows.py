@@ -66,7 +66,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("minibatches", [1, 2, 3])
-def test_hook_rows_beside_trains_rows_in_the_losses_of_its_plugin(tmp_path, minibatches):
+def test_hook_auxiliary_rows_trains_rows_in_the_losses_of_its_plugin(tmp_path, minibatches):
     plugin = Given(lambda step: ROWS)
     rows = train(tmp_path, plugin, **{"train.minibatches": minibatches})
     marked = torch.cat([mask.flatten() for mask, _, _ in plugin.seen])

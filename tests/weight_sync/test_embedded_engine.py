@@ -41,7 +41,7 @@ def test_it_generates_once_it_has_weights_and_not_after_a_load_that_failed(load)
         assert await largest_gap([engine], theirs, 5, count=8) <= 1e-4
 
         with pytest.raises(RunError, match="no weights came for"):
-            await load_weights(engine, in_buckets(named_weights(theirs)[:-1], 2**20), 6)
+            await load_weights(engine, in_buckets(list(named_weights(theirs))[:-1], 2**20), 6)
         with pytest.raises(RunError, match="has no weights of this run"):
             await engine.generate([3, 4], Sampling(2), (0,))
         await load_weights(engine, in_buckets(named_weights(theirs), 2**20), 6)

@@ -25,7 +25,7 @@ def describe(end: Any) -> dict[str, Any]:
     machine = f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
     gpu = str(torch.cuda.get_device_properties(end.device).uuid) if end.device.type == "cuda" else None
     place = {"machine": machine, "device": end.device.type, "gpu": gpu, "sends": getattr(end, "everywhere", False)}
-    return {"place": place, "kept": getattr(end, "kept", None)}
+    return {"place": place, "kept": getattr(end, "weight_types", None)}
 
 
 STOP_S = 3.0

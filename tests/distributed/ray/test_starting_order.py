@@ -56,7 +56,7 @@ def started(monkeypatch):
         monkeypatch.setattr(ray_runtime.EngineSetup, "of", lambda start: SimpleNamespace(version=NO_WEIGHTS))
         monkeypatch.setattr(ray_runtime.RemoteRoles, "of", lambda start, roles: SimpleNamespace(roles=[]))
         monkeypatch.setattr(ray_runtime, "role_views", lambda roles: ())
-        monkeypatch.setattr(ray_runtime, "parts_of", lambda place, start: 1)
+        monkeypatch.setattr(ray_runtime, "shards_of", lambda place, start: 1)
         monkeypatch.setattr(ray_runtime, "Heartbeat", lambda *_: None)
         monkeypatch.setattr(ray_runtime.AlgoNeeds, "of", lambda needs: SimpleNamespace(unit_rows=False))
         runtime = RayRuntime.__new__(RayRuntime)

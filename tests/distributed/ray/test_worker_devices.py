@@ -25,16 +25,14 @@ def third_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
 
 
-def test_a_worker_sees_only_the_gpu_that_ray_gave_it(third_gpu, monkeypatch):
+def test_a_worker_sees_only_the_gpu_that_ray_gave_it(third_gpu):
     seen = []
 
-    class Roles(SimpleNamespace):
-        def __init__(self, setup, ranks):
-            seen.append((os.environ["CUDA_VISIBLE_DEVICES"], str(choose_device("auto"))))
-            super().__init__(context_lengths={}, exact=True, flops=None)
+    def build(ranks):
+        seen.append((os.environ["CUDA_VISIBLE_DEVICES"], str(choose_device("auto"))))
+        return SimpleNamespace(context_lengths={}, exact=True, flops=None)
 
-    monkeypatch.setattr(actors, "Roles", Roles)
-    setup = SimpleNamespace(train=SimpleNamespace(threads=0), roles=[])
+    setup = SimpleNamespace(start=SimpleNamespace(train=SimpleNamespace(threads=0)), roles=[], build=build)
     WorkerActor().start(setup, 0, 1, "10.0.0.1", 1, 1, True)
     WorkerActor().start(setup, 0, 1, "10.0.0.1", 1, 1, False)
     assert seen == [("2", "cuda"), ("", "cuda")]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 def process(loader):
     """Runs in a worker."""
-    return [loader.rank, loader.size, os.getpid(), list(loader.state), loader.kept]
+    return [loader.rank, loader.size, os.getpid(), list(loader.state), loader.weight_types]
 
 
 async def scenario(rig, bucket_mb):

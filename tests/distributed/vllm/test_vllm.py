@@ -84,7 +84,7 @@ def test_a_tied_head_that_is_left_out_is_noticed(rig):
 
 @untied
 def test_a_sync_that_breaks_off_leaves_no_trace_in_the_next(rig):
-    weights = named_weights(rig.model)
+    weights = list(named_weights(rig.model))
     place = [name for name, _ in weights].index("model.layers.1.self_attn.k_proj.weight")
 
     def broken():

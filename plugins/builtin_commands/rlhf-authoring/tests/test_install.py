@@ -175,4 +175,4 @@ def test_what_goes_is_the_whole_distribution_and_never_the_host(plugins):
     assert plugins("uninstall", "rlhf-host").stderr.startswith(
         "Error: rlhf-host is no plugin: pip uninstall rlhf-host removes it"
     )
-    assert plugins("uninstall", "rlo").stderr == "Error: 'rlo' is not installed; did you mean 'rloo'?\n"
+    assert plugins("uninstall", "rlooo").stderr == "Error: 'rlooo' is not installed; did you mean 'rloo'?\n"

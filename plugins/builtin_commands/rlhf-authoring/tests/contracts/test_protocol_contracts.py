@@ -143,7 +143,7 @@ TABLE = [
     backend("optimizer_state_survives_a_checkpoint", 'self.updates = state["updates"]', "pass"),
     backend("optimizer_state_survives_a_checkpoint", "raise UserError(", "return print("),
     backend("optimizer_state_survives_a_checkpoint", "            torch.save(", "            return lambda: torch.save("),
-    backend("weights_have_every_name", "named_weights(self.model)", "named_weights(self.model)[1:]"),
+    backend("weights_have_every_name", "named_weights(self.model)", "list(named_weights(self.model))[1:]"),
     backend("offloading_is_undone", '"""Nothing is moved."""', "self.optimizer.state.clear()"),
     backend(
         "what_is_away_is_saved_as_it_is",

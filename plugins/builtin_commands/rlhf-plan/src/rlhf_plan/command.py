@@ -164,7 +164,7 @@ class Plan:
                 "group": each.group.name,
                 "devices": each.group.devices,
                 "phase": each.name,
-                "bytes": dict(each.keys),
+                "bytes": dict(each.parts),
                 "sum": each.total,
             }
             for each in self.phases

@@ -63,7 +63,7 @@ class Rig(generators.Rig):
     def load(self, version: int, failure: str = "") -> None:
         """Bring the model's weights, as a sync does. ``failure``: ``break off`` midway, or ``leave out`` a weight."""
         with tempfile.TemporaryDirectory() as folder:
-            torch.save(named_weights(self.model), file := Path(folder, "weights.pt"))
+            torch.save(list(named_weights(self.model)), file := Path(folder, "weights.pt"))
             results = self.wait(self.engine.run(f"{__name__}:load", file=str(file), version=version, failure=failure), "run")
         ranks = [list(result) for result in results] if isinstance(results, list) else results
         expected = [[rank, len(ranks)] for rank in range(len(ranks))] if isinstance(ranks, list) else None
