@@ -81,7 +81,7 @@ def footprint(model: Any, *, width: int | None, autocast: bool) -> Footprint:
     """Measures passes.
 
     Args:
-        model: an outline (``rlhf_host.internals.outline``) without recomputed blocks; it is left with fake weights.
+        model: one on the meta device (``rlhf_host.internals.meta_model``) without recomputed blocks; it is left with fake weights.
         width: bytes of a weight in passes; None: as it is.
 
     Raises:
