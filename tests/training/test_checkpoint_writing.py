@@ -245,7 +245,7 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 import pytest
-from tests.training.test_saving import Writers, train
+from tests.training.test_checkpoint_writing import Writers, train
 
 stuck = threading.Event()
 
