@@ -70,8 +70,8 @@ def test_flags_that_are_named_are_accepted(text, tmp_path, monkeypatch):
 
 def accepted(*words: str) -> bool:
     own, flags = take(parse(words), ("config",))
-    last = {".".join(flag.parts): number for number, flag in enumerate(flags)}
-    flags = [flag for number, flag in enumerate(flags) if last[".".join(flag.parts)] == number]
+    last = {".".join(flag.keys): number for number, flag in enumerate(flags)}
+    flags = [flag for number, flag in enumerate(flags) if last[".".join(flag.keys)] == number]
     try:
         run = resolve(read_config(own.get("config", []), flags).config)
         manager = run.plugins()
