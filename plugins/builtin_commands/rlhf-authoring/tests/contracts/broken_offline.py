@@ -3,7 +3,7 @@
 from .breaking import breaks
 
 PAIRS = "algorithm of pairs"
-TERM = "F.on_rows(values, chosen, rejected)"
+TERM = "values.repeat(2)[rows.argsort()]"
 ROWS = "return [row for group in groups for row in group.trajectories]"
 
 TABLE = [
@@ -27,7 +27,7 @@ TABLE = [
     breaks(
         "loss_of_units_is_the_same_in_any_order",
         PAIRS,
-        "chosen, rejected = F.pairs(batch)",
+        "chosen, rejected = places(1), places(0)",
         "chosen, rejected = torch.arange(len(batch)).view(-1, 2).T",
         "loss_has_the_sign_of_the_label",
     ),
@@ -41,7 +41,7 @@ TABLE = [
     ),
     breaks("loss_of_units_ignores_masked_garbage", PAIRS, '"reference", reference, mask', '"reference", reference'),
     breaks("loss_of_units_ignores_a_missing_margin", PAIRS, "columns else 0.0", "columns else 1.0"),
-    breaks("loss_of_units_is_finite_at_extreme_gaps", PAIRS, TERM, TERM.replace("values", "values + 0 * (-10 * gap).exp()")),
+    breaks("loss_of_units_is_finite_at_extreme_gaps", PAIRS, TERM, TERM.replace("values", "(values + 0 * (-10 * gap).exp())")),
     breaks("loss_of_units_is_finite_when_masked_out", PAIRS, "ratios.sum(-1)", "ratios.sum(-1) / mask.sum(-1)"),
     breaks("loss_has_the_sign_of_the_label", PAIRS, "gap = 0.1 *", "gap = -0.1 *"),
     breaks("sigmoid_loss_moves_with_the_reference", PAIRS, "logprobs - reference", "logprobs - 0.5 * reference"),

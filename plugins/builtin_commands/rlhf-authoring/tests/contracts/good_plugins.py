@@ -111,17 +111,22 @@ PAIRS = (
     def compute_loss(self, role, outputs, batch):
         import torch
 
+        def places(label):
+            rows = (batch.columns["label"] == label).nonzero().squeeze(-1)
+            return rows[batch.unit_id[rows].argsort()]
+
         mask, reference = batch.loss_mask, batch.logprobs["reference"]
         ratios = torch.where(mask, outputs.logprobs - reference, 0.0)
         sums = ratios.sum(-1)
-        chosen, rejected = F.pairs(batch)
+        chosen, rejected = places(1), places(0)
         margin = batch.columns["margin"][chosen].nan_to_num(0.0) if "margin" in batch.columns else 0.0
         gap = 0.1 * (sums[chosen] - sums[rejected]) - margin
         values = -torch.nn.functional.logsigmoid(gap) if self.options.loss == "sigmoid" else (1 - gap).clamp(min=0)
         yield Metric("gap", gap.detach())
         yield Metric("reference", reference, mask)
         yield Metric("rows", batch.own["rows"])
-        yield LossTerm("pairs", F.on_rows(values, chosen, rejected))
+        rows = torch.cat((chosen, rejected))
+        yield LossTerm("pairs", values.repeat(2)[rows.argsort()])
 """
 )
 
