@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import tomllib
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
@@ -59,7 +60,10 @@ def test_every_plugin_is_listed_as_ok(clean):
     assert [plugin for plugin in listed if plugin["status"] != "ok"] == []
     names = {(plugin["kind"], plugin["name"]) for plugin in listed}
     assert {("algo", "rloo"), ("reward", "math_verifier"), ("agent", "single_turn"), ("tracker", "jsonl")} <= names
-    assert {plugin["distribution"] for plugin in listed} == {"rlhf-host", *NAMES}
+    metadata = {path.name: tomllib.loads((path / "pyproject.toml").read_text("utf-8"))["project"] for path in PROJECTS[1:]}
+    named = {name for name, project in metadata.items() if "entry-points" in project}
+    assert {*NAMES} - named == {"rlhf-kernels"}, "a library of others"
+    assert {plugin["distribution"] for plugin in listed} == {"rlhf-host", *named}
 
 
 def test_the_lists_of_plugins_travel_with_the_host(clean):
