@@ -199,6 +199,7 @@ def test_a_text_that_is_not_in_the_file_needs_the_model(replay, tmp_path):
 
 
 def test_a_reward_that_reads_whole_texts_needs_tokens_or_the_model(replay, tmp_path, tiny_model):
+    pytest.importorskip("rlhf_translate")  # calls the function
     Path("remote.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [len(queries[0])]}\n")
     made = row("a", 0, "aa", 1.0)
     tokens = write(tmp_path / "tokens.jsonl", [made])

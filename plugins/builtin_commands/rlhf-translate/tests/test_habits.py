@@ -29,6 +29,7 @@ def rlhf(*words: str):
     return CliRunner().invoke(main, words, prog_name="rlhf")
 
 
+@pytest.mark.usefixtures("algorithms")
 @pytest.mark.parametrize("group", habits.GROUPS)
 def test_commands_that_are_named_exist_and_so_do_their_flags(group):
     for text in habits.GROUPS[group].values():
@@ -46,6 +47,7 @@ def test_commands_that_are_named_exist_and_so_do_their_flags(group):
             assert set(told[1].split()) <= set(re.findall(r"--[a-z-]+", done.output)), (text, told[1])
 
 
+@pytest.mark.usefixtures("algorithms")
 @pytest.mark.parametrize("text", habits.FLAGS.values())
 def test_flags_that_are_named_are_accepted(text, tmp_path, monkeypatch):
     """Each of the alternatives, by a run that samples or one over a data set."""
@@ -81,6 +83,7 @@ def accepted(*words: str) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("algorithms")
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [

@@ -132,6 +132,7 @@ def test_metrics_have_the_rewards_name_and_are_no_more_than_a_hundred(caplog):
 
 
 def test_a_function_with_a_metric_of_the_hosts_name_trains(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo")
     (tmp_path / "reward.py").write_text(
         "def reward(solution_str, ground_truth):\n    return {'score': 0.5, 'entropy': 2.0, 'mean': 3.0}\n"
     )
