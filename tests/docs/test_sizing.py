@@ -170,9 +170,9 @@ def test_deepspeed_has_as_many_bytes_a_weight(sizing):
     pytest.importorskip("deepspeed")
     place = reserved("127.0.0.1")
     port = str(place.getsockname()[1])
-    command = [sys.executable, __file__]
+    command = [sys.executable, "-m", __name__]
     ranks = [
-        subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(rank), port], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
     outputs = [rank.communicate(timeout=400) for rank in ranks]
