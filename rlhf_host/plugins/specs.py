@@ -19,10 +19,10 @@ class PluginSpec:
     """One chosen plugin."""
 
     kind: str
-    """As the plugin manager calls it; ``info.kind`` is the kind it is found under."""
+    """Kind, as the plugin manager calls it; ``info.kind`` is the one that it is found under."""
     alias: str
     info: PluginInfo
-    """As the controller found it."""
+    """The plugin, as the controller found it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     given: Any = None

@@ -41,7 +41,7 @@ RAISE_STEPS = "; raise --train.steps to continue"
 
 @dataclass(slots=True)
 class Inputs:
-    """What is read before anything is written."""
+    """Tokenizer and data, read before anything is written."""
 
     tokenizer: Any
     data: GivenData

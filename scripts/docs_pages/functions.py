@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -22,25 +22,27 @@ from rlhf_host.plugins.options import describe_options
 
 
 def functional_page() -> str:
-    parts = [
-        "# Functions",
-        "`rlhf_host.functional`, usually imported as `F`: tensor functions that algorithms share. Importing it loads no torch.",
-        "`F.policy_losses` maps a name to the loss of each token: "
-        + ", ".join(code(name) for name in functional.policy_losses)
-        + ".",
-    ]
-    return "\n\n".join([*parts, *_library(functional)])
+    return _page(
+        "Functions",
+        "`rlhf_host.functional`, usually imported as `F`: tensor functions that algorithms share.",
+        ("`F.policy_losses` maps a name to the loss of each token", functional.policy_losses),
+        functional,
+    )
 
 
 def losses_page() -> str:
-    parts = [
-        "# Losses of rows",
-        "`rlhf_rows.losses`, of the package `rlhf-rows`: losses of pairs and of single answers. Importing it loads no torch.",
-        "`losses.preference_losses` maps a name to the loss of each pair: "
-        + ", ".join(code(name) for name in losses.preference_losses)
-        + ".",
-    ]
-    return "\n\n".join([*parts, *_library(losses)])
+    return _page(
+        "Losses of rows",
+        "`rlhf_rows.losses`, of the package `rlhf-rows`: losses of pairs and of single answers.",
+        ("`losses.preference_losses` maps a name to the loss of each pair", losses.preference_losses),
+        losses,
+    )
+
+
+def _page(title: str, about: str, table: tuple[str, Iterable[str]], module: ModuleType) -> str:
+    """Returns the page of a module of functions. ``table``: what is said of its losses by name, and these names."""
+    named = f"{table[0]}: {', '.join(map(code, table[1]))}."
+    return "\n\n".join([f"# {title}", f"{about} Importing it loads no torch.", named, *_library(module)])
 
 
 def _library(module: ModuleType) -> Iterator[str]:

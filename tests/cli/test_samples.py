@@ -1,4 +1,4 @@
-"""What ``rlhf generate`` and ``rlhf replay`` do with algorithms of other packages."""
+"""``rlhf generate`` and ``rlhf replay`` with algorithms of other packages."""
 
 from __future__ import annotations
 

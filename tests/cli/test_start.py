@@ -45,7 +45,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def at_hand(rlhf, tiny_model, prompts, tmp_path_factory):
-    """What stands in flags for a run, a model and files."""
+    """Words that stand in flags for a run, a model and files."""
     folder = tmp_path_factory.mktemp("start")
     small = ["--rollout.n", "4", "--rollout.max-new-tokens", "8", "--train.batch-size", "4", "--train.steps", "1"]
     chosen = ["--algo", "rloo", "--reward", "vowels", "--actor.model", tiny_model, "--data", prompts, "--kernels", "none"]

@@ -1,4 +1,4 @@
-"""Which kernels a run tries, who chooses among them, and what happens when kernels fail after that."""
+"""Kernels that a run tries, who chooses among them, and what happens when kernels fail after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another process needs to build roles, or the run's engine.
+"""Descriptions from which another process builds roles, or the run's engine.
 
 Importing it loads no torch, so a process can choose its device first.
 """
@@ -32,7 +32,7 @@ class RemoteRoles:
     """Some of a run's roles, to be built in another process; can be pickled."""
 
     start: RuntimeStart
-    """That of these roles, without what stays with the controller: plugins, tokenizer, ``bring``."""
+    """The start of these roles, without what stays with the controller: plugins, tokenizer, ``bring``."""
     plugins: Sequence[PluginSpec]
     host_version: str = __version__
 

@@ -1,4 +1,4 @@
-"""What is said where rows are wanted and nothing reads them, and of settings that have no place in a run over rows."""
+"""Messages where rows are wanted and nothing reads them, and for settings that have no place in a run over rows."""
 
 from __future__ import annotations
 

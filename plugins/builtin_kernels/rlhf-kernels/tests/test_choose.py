@@ -1,4 +1,4 @@
-"""Which kernels a run computes with: what a comparison refuses, and what is said of it."""
+"""Choice of the kernels that a run computes with: what a comparison refuses, and what is said of it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_model_that_is_not_trained_is_not_said_to_be(model):
 
 @pytest.mark.parametrize("beyond", [0, 20])
 def test_kernels_with_another_gradient_are_not_used(model, beyond):
-    """Of the embedding, which is in no layer, and of rows that are not very short."""
+    """Compares gradients of the embedding, which is in no layer, and of rows that are not very short."""
 
     class Doubling(Kernels):
         def twin(self, model, use):

@@ -21,7 +21,7 @@ from rlhf_rows.stored_logprobs import StoredLogprobs
 from rlhf_rows.units import PythonRows, Split, UnitSet
 
 Evaluate: TypeAlias = Callable[[int], tuple[dict[str, float], list[Trajectory]]]
-"""As in the host: step → metrics, and rows for logs."""
+"""Step → metrics, and rows for logs, as in the host."""
 FIRST = 1000
 """Units of each source that are looked at for pictures before a run starts."""
 

@@ -1,4 +1,4 @@
-"""What tells a twin from its model: gradients, and anything that a plugin has changed in the model itself."""
+"""Differences of a twin from its model: gradients, and anything that a plugin has changed in the model itself."""
 
 from __future__ import annotations
 
