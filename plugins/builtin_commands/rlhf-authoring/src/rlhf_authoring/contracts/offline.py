@@ -63,7 +63,7 @@ def loss_of_units_is_the_same_in_any_order(subject: Subject) -> None:
     for name, manager, role, batch in cases(subject, offline_batch):
         here = update(subject, manager, role, batch)
         there = update(subject, manager, role, in_order(batch, apart(len(batch))))
-        message = "depend on the order of rows; go by unit_id and columns, as rlhf_rows.losses.pairs does"
+        message = "depend on the order of rows; go by unit_id and columns, as losses.pairs of rlhf-rows does"
         expect(agree(here, there), f"{name}loss or gradient {message}")
         same = all(math.isclose(there.metrics[key], value, rel_tol=1e-4, abs_tol=1e-6) for key, value in here.metrics.items())
         expect(same, f"{name}metrics {message}")
