@@ -6,12 +6,9 @@ finds nothing.
 
 from __future__ import annotations
 
-import functools
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 def freeze() -> None:
@@ -33,27 +30,3 @@ def frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def collected_s() -> float:
-    """Return the seconds that this process has spent in collections since the first call."""
-    return _meter().seconds
-
-
-@functools.cache
-def _meter() -> _Meter:
-    meter = _Meter()
-    gc.callbacks.append(meter.note)
-    return meter
-
-
-class _Meter:
-    def __init__(self) -> None:
-        self.seconds = self._began = 0.0
-
-    def note(self, phase: str, info: dict[str, Any]) -> None:
-        now = time.perf_counter()
-        if phase == "start":
-            self._began = now
-        else:
-            self.seconds += now - self._began

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf_host.garbage import collected_s, frozen
+from rlhf_host.garbage import frozen
 
 from . import schedule
 
@@ -58,14 +58,6 @@ def test_files_of_tests_leave_it_frozen():
     assert gc.get_freeze_count() == 0
     schedule.pytest_runtest_teardown(one, other)
     assert gc.get_freeze_count() > 100_000
-
-
-def test_seconds_are_counted():
-    before = collected_s()
-    gc.collect()
-    after = collected_s()
-    assert after > before
-    assert collected_s() == after
 
 
 def test_a_run_is_frozen_and_its_notebook_is_not(rlhf_here, small_run, tmp_path, monkeypatch):

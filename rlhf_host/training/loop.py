@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_host.errors import RunError
-from rlhf_host.garbage import collected_s
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.metric_names import RowMetrics
 from rlhf_host.records.needs import Outcome
@@ -95,7 +94,7 @@ class Loop:
 
     def _take_step(self, number: int) -> dict[str, float]:
         """Trains on one batch and brings the weights to the engines; the metrics are complete but for evaluation."""
-        started, collected = time.perf_counter(), collected_s()
+        started = time.perf_counter()
         trainer, engine, version = self.parts.runtime.trainer, self.parts.runtime.engine, self.parts.progress.version
         computed, generated = trainer.compute_s, engine.busy_s if engine is not None else 0.0
         try:
@@ -139,7 +138,7 @@ class Loop:
         computed = trainer.compute_s - computed  # forward, backward, optimizer
         busy = engine.busy_s - generated if engine is not None else None
         own = _own_metrics(drawn, elapsed, computed, busy) | times
-        own |= {"version": float(self.parts.progress.version), "time/gc": collected_s() - collected}
+        own["version"] = float(self.parts.progress.version)
         if self.keeper.waited_s:
             own["time/checkpoint"], self.keeper.waited_s = self.keeper.waited_s, 0.0
         for name, used in memory().items():

@@ -20,7 +20,7 @@ ALWAYS = [
     "advantages/std", "loss", "loss/policy", "clip_fraction", "grad_norm", "lr", "entropy", "mismatch/mean", "mismatch/max",
     "mismatch/k3", "rollout/drawn", "rollout/groups", "rollout/identical",
     "rollout/unjudged", "rollout/failed", "rollout/dropped", "time/rollout",
-    "time/logprobs", "time/advantages", "time/train", "time/sync", "time/log", "time/host", "time/step", "time/gc", "time/wall",
+    "time/logprobs", "time/advantages", "time/train", "time/sync", "time/log", "time/host", "time/step", "time/wall",
     "memory/rss_gb",
 ]
 # fmt: on
