@@ -1,7 +1,7 @@
 """Verdicts on answers that a person has judged, by kind; and on the same answers by both ways of judging.
 
 ``reported``: answers on which earlier versions were wrong. ``own`` and ``fresh``: more of the same kinds, judged by a person
-before the verifier judged them. ``benchmarks/math_verdicts.py`` prints the figures.
+before the verifier judged them. ``benchmarks/verifier.py`` prints the figures.
 """
 
 from __future__ import annotations
