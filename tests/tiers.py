@@ -279,6 +279,10 @@ SLOW = {
     ),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_shells.py": ("", "commands that are judged in a shell"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_right_programs.py": ("", "programs of people, which are right"),
+    "plugins/builtin_rewards/rlhf-plugin-math-verifier/tests/test_generated.py": (
+        "",
+        "answers that are generated or of other people",
+    ),
     "plugins/builtin_rewards/rlhf-plugin-math-verifier/tests/test_workers.py": ("", "workers that hang or are killed"),
     "tests/proofs/test_proofs.py": ("", "six plugins that prove the doors, each in a run"),
 }
