@@ -49,8 +49,9 @@ class Hangs(Guess):
 @pytest.mark.parametrize("hook", ["agent_reset", "agent_step", "agent_close"])
 def test_an_agent_that_is_late_has_failed(collect, hook, thread):
     agent = Hangs(hook, thread=thread)
-    with pytest.raises(RunError, match=f"agent:single_turn: no answer of {hook} in 0.2 s"):
-        collect(load(Length(), agent=agent), groups=1, n=2, settings=RolloutConfig(step_timeout_s=0.2))
+    plugins, play = load(Length(), agent=agent, threads=thread), None if thread else virtual_time.run
+    with pytest.raises(RunError, match=f"agent:single_turn: no answer of {hook} in 1 s"):
+        collect(plugins, groups=1, n=2, settings=RolloutConfig(step_timeout_s=1), play=play)
     agent.released.set()
 
 
@@ -63,8 +64,9 @@ def test_what_failed_first_is_said(collect, wrong):
                 raise wrong
             return asyncio.sleep(20)
 
+    plugins = load(Length(), agent=Late("agent_step", thread=False), threads=False)
     with pytest.raises(RunError, match=r"agent:single_turn: no answer of agent_step in 0\.2 s"):
-        collect(load(Length(), agent=Late("agent_step", thread=False)), groups=1, settings=RolloutConfig(step_timeout_s=0.2))
+        collect(plugins, groups=1, settings=RolloutConfig(step_timeout_s=0.2), play=virtual_time.run)
 
 
 def test_an_agent_with_its_own_loop_has_a_deadline_for_the_episode(collect):

@@ -19,6 +19,7 @@ import rlhf_host
 from rlhf_host import RunError, UserError, hookimpl
 from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.training.checkpoints import checkpoint_dirs, load_checkpoint
+from rlhf_host.training.keeper import Saving
 
 MACHINE = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu")
 
@@ -130,20 +131,26 @@ def test_a_checkpoint_is_of_one_step_though_training_goes_on(tiny_model, prompts
 
 
 def test_the_next_checkpoint_waits_for_the_one_before(tiny_model, prompts, tmp_path, monkeypatch):
-    writing, most = [], []
+    writing, most, awaited, wait = [], [], threading.Semaphore(0), Saving.wait
 
     def each(step, write):
         writing.append(step)
         most.append(len(writing))
-        threading.Event().wait(0.3)
+        assert awaited.acquire(timeout=60)
+        threading.Event().wait(0.1)
         write()
         writing.remove(step)
 
+    def noticed(saving):
+        awaited.release()
+        wait(saving)
+
+    monkeypatch.setattr(Saving, "wait", noticed)
     Writers(monkeypatch, each)
     settings = {"train.steps": 4, "checkpoint.every": 1, "checkpoint.keep": 2}
     run = train(tmp_path / "run", tiny_model, prompts, **settings)
     assert most == [1, 1, 1, 1]
-    assert sum(row.get("time/checkpoint", 0.0) for row in run.metrics) > 0.3
+    assert sum(row.get("time/checkpoint", 0.0) for row in run.metrics) > 0.2  # of steps 2 and 3, each 0.1 s or more
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["last", "step-000003", "step-000004"]
 
 

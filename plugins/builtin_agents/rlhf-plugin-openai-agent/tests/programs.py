@@ -51,7 +51,8 @@ def main(kind, task_file):
         report("/fail", reason="the shop is closed", retryable=False)
         time.sleep(0.2)
     elif kind == "hangs":
-        subprocess.Popen(["sleep", "61.25"])
+        child = subprocess.Popen(["sleep", "60"])
+        Path(os.environ["PROCESSES"]).write_text(f"{os.getpid()} {child.pid}")
         time.sleep(60)
     elif kind == "daemon":  # in a session of its own, holding the pipes
         subprocess.Popen(["sleep", "40"], start_new_session=True)
