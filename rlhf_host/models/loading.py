@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.data.processor import PROCESSOR_FILES
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
+from rlhf_host.models.carried import add_carried, carry, listed_files, names_in
 from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.heads import scalar_head
@@ -75,9 +76,9 @@ def weight_files(role: RoleConfig) -> list[Path]:
     return sorted(directory.glob("*.safetensors"))
 
 
-def save_model(model: PreTrainedModel, directory: str | Path) -> None:
-    """Writes the model in Hugging Face format, or its adapter in peft's format if it has one."""
-    copy_model(model, directory)()
+def save_model(model: PreTrainedModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Writes the model in Hugging Face format, or its adapter in peft's format if it has one; ``weights`` as of ``copy_model``."""
+    copy_model(model, directory, weights)()
 
 
 def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> Callable[[], None]:
@@ -93,13 +94,12 @@ def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str,
         def write() -> None:
             with without_bars():
                 model.save_pretrained(directory, state_dict=copies)
+            add_carried(model, directory)
 
         return write
     config: Any = model.peft_config[adapters.TRAINED]
     base = RoleConfig(model=config.base_model_name_or_path, revision=config.revision)
-    return functools.partial(
-        adapter_files.save_adapter, model, directory, weight_files(base), host_copy(adapters.adapter_weights(model))
-    )
+    return partial(adapter_files.save_adapter, model, directory, weight_files(base), host_copy(adapters.adapter_weights(model)))
 
 
 def host_copy(state: Any) -> Any:
@@ -287,11 +287,41 @@ def _load_safetensors(source: ModelLocation, role: RoleConfig, head: str, traina
         missing.remove("score.weight")
     if missing:
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
+    carry(model, files_of(source, role), replaced=partial(_language_model, source, role) if head == "scalar" else None)
+    untie(model)
     if kept != read:
         retype(model, kept)
     if role.quantize:
         quantized.prepare(model)
     return model
+
+
+def _language_model(source: ModelLocation, role: RoleConfig) -> PreTrainedModel:
+    with torch.device("meta"):
+        return new_model(source, role, "lm", configuration(source, role), "auto")
+
+
+def files_of(source: ModelLocation, role: RoleConfig) -> list[Path]:
+    """Returns the files of a model's weights, as its index names them."""
+    options = options_of(source, role)
+    return listed_files(source.path, revision=options["revision"], local_files_only=options["local_files_only"])
+
+
+def has_own_head(role: RoleConfig) -> bool:
+    """Returns True if the model's configuration ties its head to the embedding, and its files have a head."""
+    source = find_model(role.model)
+    config = configuration(source, role)
+    if not (config.tie_word_embeddings or config.get_text_config().tie_word_embeddings):
+        return False
+    return any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in names_in(files_of(source, role)))
+
+
+def untie(model: PreTrainedModel) -> None:
+    """Writes into the configuration that the head is not the embedding where that is so: programs would tie the two."""
+    head: Any = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 def configuration(source: ModelLocation, role: RoleConfig, head: str = "lm") -> Any:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import blaming
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Kernels, Ranks, RuntimeStart, ShardedModel, Writer
@@ -61,7 +62,7 @@ class Roles:
             elif loads_shards and ranks.process == 0 and ranks.processes > 1:
                 log.warning("%s: this model cannot be read in pieces, so each rank loads all of it first", need.name)
             if need.trainable and ranks.rank == 0:
-                _report_frozen(need.name, models[need.name])
+                _report_weights(need.name, models[need.name])
         for need, _ in chosen:
             if need.moves:  # before a backend splits one of them
                 assert need.source is not None
@@ -157,11 +158,24 @@ def _write(writers: list[tuple[str, str, Writer | None]]) -> None:
                 write()
 
 
-def _report_frozen(name: str, model: Any) -> None:
-    """Logs how many weights are trained, if not all."""
+def _report_weights(name: str, model: Any) -> None:
+    """Logs how many weights are trained, if not all, and what is in the model's files beside them."""
+    from rlhf_host.models.adapters import has_adapters
+    from rlhf_host.models.carried import carried_by
+
     whole, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     if trained < whole:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
+    weights = dict(model.named_parameters()) if has_adapters(model) else {}
+    experts = [
+        weight for own, weight in weights.items() if ".experts." in own and not weight.requires_grad and weight.ndim == 3
+    ]
+    if experts:
+        count = f"{sum(weight.numel() for weight in experts):,}"
+        log.warning("%s: its experts (%s weights) stay frozen: adapters are for linear maps, and these are none", name, count)
+    if (carried := carried_by(model)) is not None:
+        what = f"{len(carried)} tensors ({carried}) that {type(model).__name__} has no place for"
+        log.warning("%s: its files have %s: not trained, and copied unchanged into checkpoints and exports", name, what)
 
 
 def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
@@ -175,6 +189,17 @@ def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
         save_tokenizer(tokenizer, directory)
 
     return both
+
+
+def engine_directory(role: RoleConfig, tokenizer: Any, scratch: Path, *, with_weights: bool) -> Path:
+    """Returns the directory of the role's model for an engine with its own weights: a new one if an adapter, 4 bits or a wrong
+    configuration change the model.
+    """
+    from rlhf_host.models.loading import has_own_head, load_model, model_directory
+
+    if (directory := model_directory(role)) is not None and not has_own_head(role):
+        return directory
+    return save_for_engine(load_model(role), tokenizer, scratch, with_weights=with_weights)
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:

@@ -11,10 +11,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlhf_host.models.carried import INDEX, add_carried
 from rlhf_host.models.loading import without_bars
 from rlhf_host.protocols import Ranks, Writer
 
-INDEX = "model.safetensors.index.json"
 _BLOCK = re.compile(r".*?\.\d+(?=\.)")
 
 
@@ -77,6 +77,7 @@ def share_writer(model: Any, directory: Path, share: dict[str, Tensor], ranks: R
             total = sum(sum(sizes.values()) for sizes in shares)
             index = {"metadata": {"total_size": total}, "weight_map": where}
             (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+            add_carried(model, directory)
         if own in files:
             tensors = {name: tensor.contiguous() for name, tensor in share.items()}
             save_file(tensors, directory / files[own], metadata={"format": "pt"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -11,20 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.distributed.split.small_models import small_model
 from rlhf_host.errors import UserError
+from rlhf_host.models.carried import carry, names_in, targets
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.heads import blocks_of
 from rlhf_host.models.loading import (
     as_user_error,
     choose_device,
     configuration,
-    model_directory,
+    files_of,
     new_model,
     options_of,
     pad_scores,
@@ -38,7 +37,6 @@ from rlhf_host.phases import slow_phase
 from rlhf_host.protocols import Buckets, ShardedModel
 
 SCORE = "score.weight"
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> ShardedModel | None:
@@ -55,7 +53,7 @@ def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trai
     plain = role.model_copy(update={"adapter": None})
     if role.adapter is not None and not trainable:
         return None
-    if source.gguf or role.quantize or not (files := _files(Path(source.path) if source.local else model_directory(plain))):
+    if source.gguf or role.quantize or not (files := files_of(source, plain)):
         return None
     with quiet_transformers():
         try:
@@ -71,6 +69,7 @@ def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trai
         raise no_head(role)
     with quiet_transformers():
         model = _on_meta(source, role, head, config, read)
+        carry(model, files, replaced=partial(_on_meta, source, role, "lm", config, read) if head == "scalar" else None)
         reader.fill_buffers(model)
         plain_names = {name: weight for name, weight in model.named_parameters()}
         fitted = [
@@ -83,14 +82,6 @@ def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trai
     return ShardedModel(
         fitted[1], fitted[0], partial(reader.read, {name: names[weight] for name, weight in plain_names.items()})
     )
-
-
-def _files(directory: Path | None) -> list[Path]:
-    """Returns a directory's files of weights, as transformers names them."""
-    if directory is not None and (directory / INDEX).is_file():
-        names = json.loads((directory / INDEX).read_text("utf-8"))["weight_map"].values()
-        return [directory / name for name in dict.fromkeys(names)]
-    return [directory / SINGLE] if directory is not None and (directory / SINGLE).is_file() else []
 
 
 def _in_dtype(dtype: torch.dtype, model: PreTrainedModel) -> PreTrainedModel:
@@ -148,7 +139,6 @@ class _Reader:
 
         self.shell = self.make()
         self._conversions: list[Any] = get_model_conversion_mapping(self.shell)
-        self._handles = [safe_open(file, "pt") for file in self.files]
         self._first: dict[str, str] = {}
         """Name of a parameter → its first name."""
         firsts: dict[nn.Parameter, str] = {}
@@ -158,20 +148,8 @@ class _Reader:
     @cached_property
     def _targets(self) -> dict[str, tuple[Any, str]]:
         """Key in the files → file, and the name of the weight or buffer that it becomes, or a part of it."""
-        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-
-        converters = [each for each in self._conversions if isinstance(each, WeightConverter)]
-        renamings = [each for each in self._conversions if isinstance(each, WeightRenaming)]
-        prefix, own = self.shell.base_model_prefix, self.shell.state_dict()
-        keys = {key: handle for handle in self._handles for key in handle.keys()}  # noqa: SIM118
-        targets = {}
-        for key in sorted(keys, key=dot_natural_key):
-            name, _ = rename_source_key(key, renamings, converters, prefix, own)
-            if name not in own and key in own:
-                name, _ = rename_source_key(key, [], [], prefix, own)
-            if name in own:
-                targets[key] = keys[key], name
-        return targets
+        keys = names_in(self.files)
+        return {key: (keys[key], name) for key, name in targets(self.shell, keys).items()}
 
     @property
     def doubled(self) -> bool:

@@ -18,6 +18,7 @@ from rlhf_host.models import (
     load_tokenizer,
     quiet_transformers,
     refuse_other_base,
+    save_model,
     save_tokenizer,
     weight_files,
     widen,
@@ -71,7 +72,7 @@ def merge(directory: Path, base: str | None, output: Path, dtype: str | None) ->
     head = head_of(directory)
     model = load_model(role, head=head)
     with quiet_transformers():
-        model.save_pretrained(output)
+        save_model(model, output)
         save_tokenizer(load_tokenizer(role), output)
     written = str(next(model.parameters()).dtype).removeprefix("torch.")
     merged = _logits(load_model(RoleConfig(model=str(output), dtype="float32", device="cpu"), head=head))

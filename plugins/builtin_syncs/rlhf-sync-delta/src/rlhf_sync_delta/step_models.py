@@ -34,16 +34,7 @@ class KeptSteps:
         folder = _folder(_folders(run), step)
         if folder is None:
             raise UserError(f"{run} has not kept step {step}")
-        state = rebuild(folder, step)
-        _write_around(run, state, directory)
-        from safetensors.torch import save_file
-
-        seen = set[int]()
-        tensors = {}
-        for name, tensor in state.tensors.items():
-            tensors[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-            seen.add(tensor.data_ptr())
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        _write(run, rebuild(folder, step), directory)
 
 
 KEPT = KeptSteps()
@@ -74,18 +65,30 @@ def _folder(folders: Sequence[tuple[float, Path | None]], step: int) -> Path | N
     return at or after
 
 
-def _write_around(run: Path, state: State, directory: Path) -> None:
-    """Writes configuration and tokenizer: those of the run's own models, or of the model that it began with."""
-    for model in _models(run):
-        if (model / "config.json").is_file():
-            for path in model.iterdir():
-                if path.is_file() and not path.name.endswith(WEIGHTS):
-                    shutil.copyfile(path, directory / path.name)
-            break
+def _write(run: Path, state: State, directory: Path) -> None:
+    """Writes the weights as the run writes its own models: beside the configuration and the tokenizer of one of them, or of the
+    model that it began with, and with all that this one carries.
+    """
+    from rlhf_host.models import load_model, load_tokenizer, quiet_transformers, save_model, save_tokenizer
+    from rlhf_host.settings import RoleConfig
+
+    begun = RoleConfig(**RunDirectory(run).settings["roles"]["actor"])
+    own = next((model for model in _models(run) if (model / "config.json").is_file()), None)
+    changes = {"adapter": None, "quantize": None, "device": "cpu"} | ({} if own is None else {"model": str(own)})
+    model = load_model(begun.model_copy(update=changes))
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    # Weights that are equal share their memory here, and are no tied ones.
+    weights = {name: tensor.clone() for name, tensor in state.tensors.items() if name not in tied}
+    save_model(model, directory, weights)
+    if own is None:
+        with quiet_transformers():
+            save_tokenizer(load_tokenizer(begun), directory)
     else:
-        _write_as_begun(run, directory)
+        for path in own.iterdir():
+            if path.is_file() and not path.name.endswith(WEIGHTS):
+                shutil.copyfile(path, directory / path.name)
     config: dict[str, Any] = json.loads((directory / "config.json").read_text("utf-8"))
-    types = {str(tensor.dtype).removeprefix("torch.") for tensor in state.tensors.values() if tensor.is_floating_point()}
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values() if tensor.is_floating_point()}
     for key in ("dtype", "torch_dtype"):
         if key in config and len(types) == 1:  # as the weights are here, which the run may train in another type
             config[key] = next(iter(types))
@@ -95,20 +98,3 @@ def _write_around(run: Path, state: State, directory: Path) -> None:
 def _models(run: Path) -> Iterator[Path]:
     yield run / "model"
     yield from (path / "model" for _, path in reversed(RunDirectory(run).checkpoints))
-
-
-def _write_as_begun(run: Path, directory: Path) -> None:
-    from transformers import AutoConfig, GenerationConfig
-
-    from rlhf_host.models import load_tokenizer, model_directory, save_tokenizer
-    from rlhf_host.settings import RoleConfig
-
-    role = RoleConfig(**RunDirectory(run).settings["roles"]["actor"])
-    tokenizer = load_tokenizer(role)
-    base = model_directory(role.model_copy(update={"adapter": None, "quantize": None}))
-    if base is None:
-        raise UserError(f"{run} has no checkpoint, and began with a GGUF file: the configuration of its model is in no file")
-    AutoConfig.from_pretrained(base, trust_remote_code=role.trust_remote_code).save_pretrained(directory)
-    if (base / "generation_config.json").is_file():
-        GenerationConfig.from_pretrained(base).save_pretrained(directory)
-    save_tokenizer(tokenizer, directory)
