@@ -14,6 +14,12 @@ _OPENING = 200  # characters, at most, of what a template opens an answer with
 _TAGS_AT_END = re.compile(r"(?:(?:<[^<>\n]{1,40}>|\[[^\[\]\n]{1,40}\])\s*)+$")
 
 
+_THOUGHT = re.compile(
+    r"(?:<(?P<name>[\w:]*(?:think|thought|reason)[\w:]*)>|<\|channel>thought\n)(?P<rest>.*)", re.DOTALL | re.IGNORECASE
+)
+_OF_THOUGHTS = re.compile(r"</?[\w:]*(?:think|thought|reason)|<\|?channel", re.IGNORECASE)
+
+
 def without_end(text: str, ends: tuple[str, ...]) -> tuple[str, str]:
     """Returns a text without the end of its turn and the space after it, and this end; empty: it has none.
 
@@ -29,6 +35,22 @@ def without_end(text: str, ends: tuple[str, ...]) -> tuple[str, str]:
             f"a text ends with {foreign!r}, and here turns end with {' or '.join(map(repr, ends))}: take it out of the row"
         )
     return kept, end
+
+
+def empty_thought(opening: str, content: str) -> str | None:
+    """Returns what closes the thought that a prompt opens, for an answer without one; empty if the prompt has closed it, None if
+    it opens none, or the answer has one.
+
+    Args:
+        opening: what the prompt has for the answer alone.
+    """
+    if not (found := _THOUGHT.search(opening)) or _OF_THOUGHTS.search(content):
+        return None
+    rest, name = found["rest"], found["name"]
+    close = f"</{name}>" if name else "<channel|>"
+    if rest.strip():
+        return "" if rest.strip() == close else None
+    return f"\n\n{close}\n\n".removeprefix(rest) if name else close
 
 
 def last_tag(prompt: str) -> str:

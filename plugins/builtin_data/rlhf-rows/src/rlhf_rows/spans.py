@@ -6,7 +6,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlhf_host import Message, Picture, UserError
@@ -24,7 +24,7 @@ from rlhf_host.rendering import (
     uses_chat_template,
     with_arguments,
 )
-from rlhf_rows.endings import last_tag, without_end, without_opening
+from rlhf_rows.endings import empty_thought, last_tag, without_end, without_opening
 from rlhf_rows.examples import Example
 from rlhf_rows.values import Text
 
@@ -90,6 +90,8 @@ class Marker:
         self._ends = tuple(self.stops)
         """Texts that already end a turn, so that no end is added."""
         self._tail = ""
+        self._next: dict[bool, str] = {}
+        """False: what ends an answer where only the next role's marker does; True: the same after calls."""
         self._eos: int | None = tokenizer.eos_token_id
         self.end = self._eos
         """Token that ends an answer."""
@@ -108,14 +110,33 @@ class Marker:
         both = last[: in_common(last, middle)]
         choices = ((both, self.stops), (both, self._special), (last, self.stops), (last, self._special))
         stop = next((found[0] for text, known in choices if (found := _first(text, known))), None)
+        if stop is None and (opens := _opening_stop(middle, self.stops)):
+            self._next[False], stop = opens
         if stop is not None:
             self._ends = tuple(dict.fromkeys((*self._ends, stop)))
         if not self.chat:
             return
         self._tail = last
+        if self._next:
+            self.end = self._tokenizer.convert_tokens_to_ids(stop)
+            self._next[True] = self._learn_call_ending()
+            return
         if stop is not None:
             self.stops = (self.stops - {self._tokenizer.eos_token}) | {stop}
             self.end = self._tokenizer.convert_tokens_to_ids(stop)
+
+    def _learn_call_ending(self) -> str:
+        """Learns what opens the result of a call; an answer's ending if nothing does."""
+        mark = secrets.token_hex(8)
+        call = {"type": "function", "function": {"name": "f", "arguments": {"m": mark}}}
+        turn: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            alone = self._writer.write(turn, opens=False)
+            more = self._writer.write([*turn, {"role": "tool", "name": "f", "content": "y"}], opens=False)
+        except UserError:
+            return self._next[False]
+        opens = _opening_stop(more[len(alone) :], self.stops) if more.startswith(alone) else None
+        return opens[0] if opens else self._next[False]
 
     def mark(self, example: Example) -> list[tuple[MarkedText, ...]]:
         """Returns the units of an example: one, or several of one text if the template changes earlier turns.
@@ -197,6 +218,8 @@ class Marker:
         writer.refuse_losses(messages[: trained[-1] + 1], tools, opens=False)
         turns = [self._turn(messages[: number + 1], writer, tools) for number in trained]
         refuse_cuts(messages[: trained[-1]], turns[-1].prompt, answers=False)
+        calls = [bool(messages[number].get("tool_calls")) for number in trained]
+        turns = [self._stopped(turn, turns[-1].prompt, own) for turn, own in zip(turns, calls, strict=True)]
         whole = turns[-1].prompt + turns[-1].answer
         together = [turn for turn in turns if whole.startswith(turn.prompt + turn.answer)]
         alone = [turn for turn in turns if turn not in together]
@@ -207,6 +230,16 @@ class Marker:
             )
         rows = [self._marked([turn], turn.prompt + turn.answer, columns) for turn in alone]
         return [*rows, self._marked(together, whole, columns)]
+
+    def _stopped(self, turn: _Turn, whole: str, calls: bool) -> _Turn:
+        """Returns a turn that ends with the marker of the role that follows in ``whole``, or usually does, if nothing else ends it
+        and the model stops there.
+        """
+        if turn.stopped or not self._next:
+            return turn
+        text = turn.prompt + turn.answer
+        opens = _opening_stop(whole[len(text) :], self.stops) if whole.startswith(text) else None
+        return replace(turn, answer=turn.answer + (opens[0] if opens else self._next[calls]), stopped=True)
 
     def _marked(self, turns: Sequence[_Turn], text: str, columns: Mapping[str, float]) -> MarkedText:
         begin = len(turns[0].prompt)
@@ -223,7 +256,7 @@ class Marker:
             opening = prompt[in_common(writer.write(messages[:-1], opens=False, tools=tools), prompt) :]
             begin = self._behind(opening, text, messages, writer, tools)
             if not begin:
-                return self._unopened(prompt, text, messages, writer, tools)
+                return self._unopened(prompt, text, opening, messages, writer, tools)
         end, stopped = self._end(text, begin, messages, writer, tools)
         if end <= begin:
             raise Malformed(f"the chat template leaves out message {len(messages)} (assistant)")
@@ -251,14 +284,17 @@ class Marker:
         return begin if text[:begin] == seen[:begin] else 0
 
     def _unopened(
-        self, prompt: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
+        self, prompt: str, text: str, opening: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
     ) -> _Turn:
         """Returns an answer to an opening that the template writes only for prompts, as DeepSeek-R1's does: the answer contains
-        the opening, or goes on from it.
+        the opening, goes on from it, or follows an empty thought, which the prompt or the answer closes.
         """
         content = str(messages[-1].get("content") or "")
         answer, tag = without_opening(prompt, content), last_tag(prompt)
         goes_on = tag[1:] and tag not in content and f"{tag[0]}/{tag[1:]}" in content
+        closing = empty_thought(opening, content)
+        if answer == content and not goes_on and closing is not None:
+            answer, goes_on = closing + content, True
         if (answer == content and not goes_on) or messages[-1].get("tool_calls"):
             missing = tag or prompt[in_common(prompt, text) :].strip()[-40:]
             raise Malformed(
@@ -324,6 +360,12 @@ def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Examp
             what = lost or f"the role {message['role']!r}"
             raise Malformed(f"message {number}: {what} needs a chat template, and there is none")
     return Example(list(messages[:-1]), (messages[-1]["content"],), beside=example.beside)
+
+
+def _opening_stop(text: str, stops: set[Any]) -> tuple[str, str] | None:
+    """Returns the text up to the end of the stop token that it begins with, after spaces, and this token."""
+    found = _first(text, stops)
+    return (text[: found.end()], found[0]) if found is not None and not text[: found.start()].strip() else None
 
 
 def _first(text: str, known: set[Any]) -> re.Match[str] | None:
