@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rlhf_host.data.stream import TaskSet as TaskSet
     from rlhf_host.training.assemble import stream_of as stream_of
     from rlhf_host.training.batches import Batches as Batches
-    from rlhf_host.training.frozen_role import FrozenRole as FrozenRole
     from rlhf_host.training.saved_rows import decoder as decoder
     from rlhf_host.training.source import Drawn as Drawn
 

@@ -31,7 +31,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.data.processor import PROCESSOR_FILES
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
-from rlhf_host.models.carried import add_carried, carry, listed_files, names_in
+from rlhf_host.models.carried import INDEX, SINGLE, add_carried, carry, names_in
 from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.heads import scalar_head
@@ -94,7 +94,7 @@ def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str,
         def write() -> None:
             with without_bars():
                 model.save_pretrained(directory, state_dict=copies)
-            add_carried(model, directory)
+            add_carried(model, Path(directory))
 
         return write
     config: Any = model.peft_config[adapters.TRAINED]
@@ -287,7 +287,7 @@ def _load_safetensors(source: ModelLocation, role: RoleConfig, head: str, traina
         missing.remove("score.weight")
     if missing:
         raise UserError(f"the model {role.model!r} is incomplete: no {missing[0]} (and {len(missing) - 1} more) in its weights")
-    carry(model, files_of(source, role), replaced=partial(_language_model, source, role) if head == "scalar" else None)
+    carry(model, files_of(source, role), partial(_language_model, source, role) if head == "scalar" else None)
     untie(model)
     if kept != read:
         retype(model, kept)
@@ -303,8 +303,11 @@ def _language_model(source: ModelLocation, role: RoleConfig) -> PreTrainedModel:
 
 def files_of(source: ModelLocation, role: RoleConfig) -> list[Path]:
     """Returns the files of a model's weights, as its index names them."""
-    options = options_of(source, role)
-    return listed_files(source.path, revision=options["revision"], local_files_only=options["local_files_only"])
+    chosen = {key: value for key, value in options_of(source, role).items() if key != "trust_remote_code"}
+    find = partial(cached_file, source.path, _raise_exceptions_for_missing_entries=False, **chosen)
+    index = find(INDEX)
+    names = [SINGLE] if index is None else json.loads(Path(index).read_text("utf-8"))["weight_map"].values()
+    return [Path(file) for name in dict.fromkeys(names) if (file := find(name) or (index and Path(source.path, name)))]
 
 
 def has_own_head(role: RoleConfig) -> bool:

@@ -40,5 +40,7 @@ class SampledModel:
     """Tokens that end an answer, beside the tokenizer's end of sequence."""
     vocabulary: int = MOST_TOKENS
     """Tokens of the model, which may be more than its tokenizer has."""
+    texts: int = MOST_TOKENS
+    """Tokens of the tokenizer: larger ids of the model have no text."""
     images: bool = False
     """True if the engine takes prompts with pictures."""

@@ -59,6 +59,10 @@ def episode_seed(seed: int, split: str, task: Task, epoch: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+NO_TEXT = (
+    "token %d was sampled, and the tokenizer has only %d: rewards read nothing there; give the tokenizer that the model was"
+    " trained with, or cut the model's embedding to it"
+)
 POSITIVE = 1e-3
 """Largest log-probability above 0 that rounding may cause."""
 
@@ -137,6 +141,9 @@ class Episodes:
                 values = getattr(answer, name)
                 if not isinstance(values, Numbers):
                     setattr(answer, name, Numbers(kind, values))
+            if count and max(answer.token_ids) >= self.model.texts and NO_TEXT not in self._noted:
+                self._noted.add(NO_TEXT)
+                log.warning(NO_TEXT, max(answer.token_ids), self.model.texts)
         self.answered += 1
         return answer
 

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from rlhf_host.config.run_dir import STATE, checkpoint_dirs
 from rlhf_host.directories import new_directory, remove_directory
 from rlhf_host.errors import DivergedError, RunError, UserError
-from rlhf_host.models.carried import CARRIED, link
+from rlhf_host.models.carried import CARRIED
 from rlhf_host.once import once
 from rlhf_host.protocols import Writer
 from rlhf_host.records.torch_files import OTHER, load_data
@@ -98,8 +98,6 @@ def copy_checkpoint(
         directory = opened.enter_context(new_directory(path, like=before[-1][1] if before else None, room=ROOM))
         for name, save in save_roles.items():
             (directory / models[name]).mkdir(parents=True)
-            if before:
-                link(before[-1][1] / models[name], directory / models[name])
             writers.append(save(directory / models[name]))
         (directory / "optimizers").mkdir()
         writers.append(save_state(directory / "optimizers"))
@@ -201,9 +199,7 @@ def damage(checkpoint: Path, part: str = "") -> str | None:
     if changed is None:
         return None
     shared = (
-        ": it is a file of the run's model/ or another checkpoint too, and changed there"
-        if (checkpoint / changed).stat().st_nlink > 1
-        else ""
+        ": it is a file of the run's model/ too, and was changed there" if (checkpoint / changed).stat().st_nlink > 1 else ""
     )
     return f"{changed} is not as it was written{shared}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlhf_host.models.carried import INDEX, add_carried
+from rlhf_host.models.carried import CARRIED, write_carried, write_index
 from rlhf_host.models.loading import without_bars
 from rlhf_host.protocols import Ranks, Writer
 
@@ -74,10 +73,9 @@ def share_writer(model: Any, directory: Path, share: dict[str, Tensor], ranks: R
                 file.rename(directory / file.name)
             rest.rmdir()
             where = {name: files[number] for number in full for name in shares[number]}
-            total = sum(sum(sizes.values()) for sizes in shares)
-            index = {"metadata": {"total_size": total}, "weight_map": where}
-            (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
-            add_carried(model, directory)
+            carried = write_carried(model, directory)
+            total = sum(sum(sizes.values()) for sizes in (*shares, carried))
+            write_index(directory, where | dict.fromkeys(carried, CARRIED), total)
         if own in files:
             tensors = {name: tensor.contiguous() for name, tensor in share.items()}
             save_file(tensors, directory / files[own], metadata={"format": "pt"})

@@ -69,7 +69,7 @@ def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trai
         raise no_head(role)
     with quiet_transformers():
         model = _on_meta(source, role, head, config, read)
-        carry(model, files, replaced=partial(_on_meta, source, role, "lm", config, read) if head == "scalar" else None)
+        carry(model, files, partial(_on_meta, source, role, "lm", config, read) if head == "scalar" else None)
         reader.fill_buffers(model)
         plain_names = {name: weight for name, weight in model.named_parameters()}
         fitted = [

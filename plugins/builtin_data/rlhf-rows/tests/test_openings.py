@@ -3,8 +3,11 @@
 import time
 
 import pytest
+from rlhf_rows.encoding import Encoder
+from rlhf_rows.examples import Example
+from rlhf_rows.spans import Marker
 
-from .conftest import CHATML
+from .conftest import CHATML, byte_tokenizer
 from .habits import FOR
 from .reading import HELPFUL, OPENS, asked, read, refused, said, turn, user
 
@@ -76,12 +79,75 @@ def test_the_first_step_goes_on_from_them_too():
     assert read([row], "stepwise", template=R1) == [turn("user", "2+2") + OPENS + "<think>\nadd two⟦\n⟧4⟦\n⟧"]
 
 
-def test_an_answer_without_the_opening_is_refused_in_a_conversation():
-    for template in (R1, QWQ):
-        problem = refused(read, [{"messages": [user("2+2"), said("4")]}], template=template)
-        assert "prompts with '<think>', and does not write this before the answer of a conversation" in problem
-        assert "let the answer begin with it, or give prompt and completion as texts" in problem
-        assert read([{"prompt": "2+2", "completion": "4"}], template=template)
+@pytest.mark.parametrize("template", [R1, QWQ], ids=["R1", "QwQ"])
+def test_an_answer_without_thoughts_closes_the_empty_one_that_its_prompt_opens(template):
+    first = turn("user", "2+2") + OPENS
+    talk = [user("2+2"), said("I think <b>4</b>"), user("3+3"), said("6")]
+    empty = first + "<think>\n⟦\n</think>\n\nI think <b>4</b><|im_end|>⟧"
+    assert read([{"messages": talk[:2]}], template=template) == [empty]
+    later = first + "I think <b>4</b><|im_end|>\n" + turn("user", "3+3") + OPENS + "<think>\n⟦\n</think>\n\n6<|im_end|>⟧"
+    assert read([{"messages": talk}], template=template) == [empty, later]
+    assert read([{"prompt": "2+2", "completion": "4"}], template=template) == [first + "<think>\n⟦4<|im_end|>⟧"]
+
+
+GEMMA = (
+    f"{FOR}{EACH}{{% endfor %}}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<|channel>thought\n<channel|>' }}{% endif %}"
+)
+
+
+def test_an_answer_follows_the_empty_thought_that_its_prompt_has_closed():
+    first = turn("user", "2+2") + OPENS
+    opened = first + "<|channel>thought\n"
+    for template, expected in (
+        (GEMMA, opened + "<channel|>⟦4<|im_end|>⟧"),
+        (GEMMA.replace("<channel|>", ""), opened + "⟦<channel|>4<|im_end|>⟧"),
+        (QWQ.replace("<think>\n'", "<think>\n\n</think>\n\n'"), first + "<think>\n\n</think>\n\n⟦4<|im_end|>⟧"),
+        (QWQ.replace("<think>\n'", "<think>'"), first + "<think>⟦\n\n</think>\n\n4<|im_end|>⟧"),
+    ):
+        assert read([{"messages": [user("2+2"), said("4")]}], template=template) == [expected]
+
+
+def test_an_answer_without_an_opening_that_is_no_thought_is_refused_in_a_conversation():
+    answers = QWQ.replace("<think>", "<answer>")
+    problem = refused(read, [{"messages": [user("2+2"), said("4")]}], template=answers)
+    assert "prompts with '<answer>', and does not write this before the answer of a conversation" in problem
+    assert "let the answer begin with it, or give prompt and completion as texts" in problem
+    half = [{"messages": [user("2+2"), said("so <think>4")]}]
+    assert "prompts with '<think>', and does not" in refused(read, half, template=QWQ)
+    assert read([{"prompt": "2+2", "completion": "4"}], template=answers)
+
+
+MARKERS = (  # GLM: nothing but the next role's marker ends an answer, and the model stops there
+    FOR + "{{ ('<|tool|>' if message['role'] == 'tool' else '<|' + message['role'] + '|>') + message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call.function.name + call.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def test_a_turn_that_the_next_role_s_marker_ends_is_trained_with_it():
+    tokenizer = byte_tokenizer(MARKERS)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|tool|>"]})
+    stops = tokenizer.convert_tokens_to_ids(["<|user|>", "<|tool|>"])
+    asks = said("") | {"tool_calls": [call("add", a=2)]}
+    talk = [user("2+2"), asks, {"role": "tool", "content": "4"}, said("four"), user("so"), said("yes")]
+    for last, expected in (
+        (6, ['add{"a": 2}<|tool|>', "four<|user|>", "yes<|user|>"]),
+        (2, ['add{"a": 2}<|tool|>']),
+        (4, ['add{"a": 2}<|tool|>', "four<|user|>"]),
+    ):
+        assert spans(tokenizer, talk[:last], stops) == expected
+    assert spans(tokenizer, [user("2+2"), said("4"), said("or 5")], stops) == ["4", "or 5<|user|>"]
+    # A model that does not stop there is trained to end as it does.
+    assert spans(tokenizer, [*talk[:1], said("4")], ()) == ["4<|im_end|>"]
+    (units,) = Marker(tokenizer, stop_ids=stops).mark(Example("2+2", ("4",)))
+    assert tokenizer.decode([units[0].end]) == "<|user|>"
+
+
+def spans(tokenizer, messages, stops):
+    texts = [text for texts in Marker(tokenizer, stop_ids=stops).mark(Example([], (messages,))) for text in texts]
+    rows = Encoder(tokenizer).encode(texts)
+    return [tokenizer.decode(list(row.completion_ids[begin:end])) for row in rows for begin, end in row.trained]
 
 
 def test_a_tag_that_the_question_ends_with_is_no_opening():

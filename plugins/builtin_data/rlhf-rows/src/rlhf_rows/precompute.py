@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_host import Batch
-from rlhf_host.batches import FrozenRole
 from rlhf_host.commands import phase
 from rlhf_host.internals import counted
+from rlhf_rows.frozen_role import FrozenRole
 from rlhf_rows.stored_logprobs import VERSION, StoredLogprobs, find_logprobs, store_logprobs
 
 

@@ -237,9 +237,12 @@ class Marker:
         """
         if turn.stopped or not self._next:
             return turn
-        text = turn.prompt + turn.answer
-        opens = _opening_stop(whole[len(text) :], self.stops) if whole.startswith(text) else None
-        return replace(turn, answer=turn.answer + (opens[0] if opens else self._next[calls]), stopped=True)
+        text, end = turn.prompt + turn.answer, self._next[calls]
+        if whole.startswith(text):  # another turn follows
+            if (opens := _opening_stop(whole[len(text) :], self.stops)) is None:
+                return turn
+            end = opens[0]
+        return replace(turn, answer=turn.answer + end, stopped=True)
 
     def _marked(self, turns: Sequence[_Turn], text: str, columns: Mapping[str, float]) -> MarkedText:
         begin = len(turns[0].prompt)

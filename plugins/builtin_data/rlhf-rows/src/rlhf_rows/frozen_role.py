@@ -12,18 +12,21 @@ import torch
 import transformers
 from torch import Tensor
 
-from rlhf_host.config.schema import RoleConfig, RunConfig
-from rlhf_host.directories import content_hash
-from rlhf_host.models import adapter_files
-from rlhf_host.models.loading import weight_files
-from rlhf_host.models.locations import find_model, with_base
-from rlhf_host.phases import phase
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.needs import Needs, RoleNeed
-from rlhf_host.records.tensors import Batch
-from rlhf_host.training import assemble
-from rlhf_host.training.events import event_loop
-from rlhf_host.training.role_settings import role_settings
+from rlhf_host import Batch, Needs, RoleNeed
+from rlhf_host.commands import phase
+from rlhf_host.internals import (
+    PluginManager,
+    content_hash,
+    event_loop,
+    find_model,
+    role_settings,
+    runtime_plugin,
+    runtime_start,
+)
+from rlhf_host.models import weight_files, with_base
+from rlhf_host.settings import RoleConfig, RunConfig
+
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,8 @@ class FrozenRole:
         homes = [f"actor={devices}" for names, _, devices in texts if "actor" in names.split("+")]
         alone = self.config.model_copy(update={"roles": {"actor": self._role()}, "placement": homes})
         needs = Needs(data=self.needs.data, roles=(RoleNeed("actor", source=None),))
-        start = assemble.runtime_start(alone, self.manager, needs, self.tokenizer, 0, {})
-        runtime = assemble.runtime_plugin(alone).start(start)
+        start = runtime_start(alone, self.manager, needs, self.tokenizer, 0, {})
+        runtime = runtime_plugin(alone).start(start)
         with event_loop(self.config.debug) as events:
 
             def logprobs(batch: Batch) -> Tensor:
@@ -84,5 +87,5 @@ def _weights(role: RoleConfig) -> str:
     if not find_model(role.model).gguf:
         files.append(files[0].parent / "config.json")
     if role.adapter is not None:
-        files += [Path(role.adapter).expanduser() / name for name in (adapter_files.CONFIG, adapter_files.WEIGHTS)]
+        files += [Path(role.adapter).expanduser() / name for name in ADAPTER]
     return content_hash(files)
