@@ -168,15 +168,6 @@ def directory_size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def clear_cache(prefix: str) -> tuple[int, int]:
-    """Removes what ``fill_cache`` wrote into folders of the cache whose names begin so. Returns how many, and their bytes."""
-    found = [each for root in cache_directory().glob(f"{prefix}*") for each in root.iterdir() if each.is_dir()]
-    size = sum(map(directory_size, found))
-    for each in found:
-        remove_directory(each)
-    return len(found), size
-
-
 def _remedy(message: str, room: str) -> str:
     if any(text in message for text in NO_ROOM):
         return f": {room}"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rlhf_host.plugins.recommended import recommended as recommended
     from rlhf_host.plugins.requirements import OTHER_BUILDS as OTHER_BUILDS
     from rlhf_host.plugins.requirements import extras_of_host as extras_of_host
-    from rlhf_host.plugins.requirements import installed_distributions as installed_distributions
     from rlhf_host.plugins.requirements import pinned as pinned
     from rlhf_host.plugins.selection import build as build
     from rlhf_host.plugins.selection import find as find

@@ -21,7 +21,7 @@ _NAMES = {
     ],
     "data.row_values": ["listed", "text_of", "turns_of"],
     "data.sources": ["load_tasks", "named", "open_source", "share"],
-    "directories": ["cache_directory", "clear_cache", "content_hash", "fill_cache"],
+    "directories": ["cache_directory", "content_hash", "fill_cache", "remove_directory"],
     "engines.plain_path": ["PlainKernels"],
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
     "errors": ["beyond"],

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rlhf_host.data.template_writer import Tools as Tools
     from rlhf_host.data.template_writer import reasoning_of as reasoning_of
     from rlhf_host.data.template_writer import refuse_cuts as refuse_cuts
-    from rlhf_host.data.template_writer import with_arguments as with_arguments
     from rlhf_host.data.templates import for_chat as for_chat
     from rlhf_host.data.templates import uses_chat_template as uses_chat_template
 

@@ -269,12 +269,6 @@ def _renamed(tool: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**tool, "function": {**tool["function"], "name": name}} if "function" in tool else {**tool, "name": name}
 
 
-def with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a call that has some arguments."""
-    function = call.get("function", call)
-    return {**call, "function": {**function, "arguments": function.get("arguments") or {"m": ""}}}
-
-
 def _shape(message: Message) -> Any:
     """Returns everything in a message that affects what a template writes of it."""
     if _is_plain(message) and _NAMED.isdisjoint(message):

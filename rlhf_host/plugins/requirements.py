@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 
-from importlib_metadata import Distribution, distributions
+from importlib_metadata import Distribution
 
 from rlhf_host.plugins.discovery import HOST, normalised
 
@@ -40,17 +40,6 @@ def extras_of_host() -> list[str]:
     host = _installed(HOST)
     stated = host.metadata.get_all("Provides-Extra") or [] if host else []
     return [extra for extra in stated if extra not in ("dev", "testing", "docs")]
-
-
-def installed_distributions() -> dict[str, Distribution]:
-    """Normalised name → distribution, the first on ``sys.path`` winning as it does for imports."""
-    installed: dict[str, Distribution] = {}
-    for distribution in distributions():
-        try:
-            installed.setdefault(normalised(distribution.name), distribution)  # type: ignore[arg-type]
-        except Exception:  # metadata that cannot be read
-            continue
-    return installed
 
 
 def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:

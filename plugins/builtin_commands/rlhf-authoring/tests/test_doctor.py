@@ -9,11 +9,9 @@ from importlib.metadata import version
 
 import pytest
 from rlhf_authoring.doctor.findings import Finding
-from rlhf_authoring.doctor.libraries import OPTIONAL, gpu_build, library, torch_findings, versions
+from rlhf_authoring.doctor.libraries import OPTIONAL, gpu_build, installed_distributions, library, torch_findings, versions
 from rlhf_authoring.doctor.machine import access, shared_memory
 from rlhf_authoring.doctor.plugins import parts, plugins
-
-from rlhf_host.plugins.requirements import installed_distributions
 
 CPU = {"cuda_build": None, "threads": 2, "gpus": [], "mps": False}
 H100 = {"cuda_build": "12.8", "threads": 2, "gpus": ["NVIDIA H100 (80 GiB)"] * 2, "mps": False, "bf16": True}

@@ -22,7 +22,6 @@ from rlhf_host.rendering import (
     special_tokens,
     text_of,
     uses_chat_template,
-    with_arguments,
 )
 from rlhf_rows.endings import empty_thought, last_tag, without_end, without_opening
 from rlhf_rows.examples import Example
@@ -342,7 +341,7 @@ class Marker:
 
     def _calls_end(self, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
         """Finds where the last call of the last message ends, at the latest: special tokens before it are not its end."""
-        calls = [with_arguments(call) for call in messages[-1]["tool_calls"]]
+        calls = [_with_arguments(call) for call in messages[-1]["tool_calls"]]
         marked = [*messages[:-1], writer.all_marked({**messages[-1], "tool_calls": calls}, itertools.count())]
         try:
             tail = writer.write(marked, opens=False, tools=tools).rpartition(writer.mark)[2]
@@ -363,6 +362,12 @@ def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Examp
             what = lost or f"the role {message['role']!r}"
             raise Malformed(f"message {number}: {what} needs a chat template, and there is none")
     return Example(list(messages[:-1]), (messages[-1]["content"],), beside=example.beside)
+
+
+def _with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call that has some arguments."""
+    function = call.get("function", call)
+    return {**call, "function": {**function, "arguments": function.get("arguments") or {"m": ""}}}
 
 
 def _opening_stop(text: str, stops: set[Any]) -> tuple[str, str] | None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from importlib_metadata import Distribution
+from importlib_metadata import Distribution, distributions
 from packaging.requirements import InvalidRequirement, Requirement
 
 from rlhf_authoring.doctor.findings import Finding, usable_cores
 from rlhf_host.commands import ChildFailed, answers
-from rlhf_host.installed import HOST, OTHER_BUILDS, installed_distributions, normalised
+from rlhf_host.installed import HOST, OTHER_BUILDS, normalised
 
 LIBRARIES, VERSIONS = "Libraries", "Versions"
 
@@ -50,6 +50,17 @@ CORE = (
     *COMPANIONS,
 )
 """Among these a version that another does not accept is worth a line."""
+
+
+def installed_distributions() -> dict[str, Distribution]:
+    """Normalised name → distribution, the first on ``sys.path`` winning as it does for imports."""
+    installed: dict[str, Distribution] = {}
+    for distribution in distributions():
+        try:
+            installed.setdefault(normalised(distribution.name), distribution)  # type: ignore[arg-type]
+        except Exception:  # metadata that cannot be read
+            continue
+    return installed
 
 
 def libraries(deadline_s: float) -> dict[str, list[Finding]]:
