@@ -31,7 +31,7 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.data.processor import PROCESSOR_FILES
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
-from rlhf_host.models.carried import INDEX, SINGLE, add_carried, carry, names_in
+from rlhf_host.models.carried import INDEX, SINGLE, add_carried, carry
 from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.heads import scalar_head
@@ -308,15 +308,6 @@ def files_of(source: ModelLocation, role: RoleConfig) -> list[Path]:
     index = find(INDEX)
     names = [SINGLE] if index is None else json.loads(Path(index).read_text("utf-8"))["weight_map"].values()
     return [Path(file) for name in dict.fromkeys(names) if (file := find(name) or (index and Path(source.path, name)))]
-
-
-def has_own_head(role: RoleConfig) -> bool:
-    """Returns True if the model's configuration ties its head to the embedding, and its files have a head."""
-    source = find_model(role.model)
-    config = configuration(source, role)
-    if not (config.tie_word_embeddings or config.get_text_config().tie_word_embeddings):
-        return False
-    return any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in names_in(files_of(source, role)))
 
 
 def untie(model: PreTrainedModel) -> None:

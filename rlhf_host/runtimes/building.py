@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import blaming
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Kernels, Ranks, RuntimeStart, ShardedModel, Writer
@@ -189,17 +188,6 @@ def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
         save_tokenizer(tokenizer, directory)
 
     return both
-
-
-def engine_directory(role: RoleConfig, tokenizer: Any, scratch: Path, *, with_weights: bool) -> Path:
-    """Returns the directory of the role's model for an engine with its own weights: a new one if an adapter, 4 bits or a wrong
-    configuration change the model.
-    """
-    from rlhf_host.models.loading import has_own_head, load_model, model_directory
-
-    if (directory := model_directory(role)) is not None and not has_own_head(role):
-        return directory
-    return save_for_engine(load_model(role), tokenizer, scratch, with_weights=with_weights)
 
 
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:

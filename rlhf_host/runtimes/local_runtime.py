@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_host.engines.mixed import MixedKernels
 from rlhf_host.errors import blaming
-from rlhf_host.models.loading import load_tokenizer
+from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
 from rlhf_host.protocols import (
     NO_WEIGHTS,
     Compute,
@@ -27,7 +27,7 @@ from rlhf_host.protocols import (
 )
 from rlhf_host.records.needs import RoleNeed
 from rlhf_host.records.tensors import Batch, RoleOutput, TopK
-from rlhf_host.runtimes.building import Roles, engine_directory, save_for_engine, with_tokenizer
+from rlhf_host.runtimes.building import Roles, save_for_engine, with_tokenizer
 from rlhf_host.runtimes.compute import Inline, OneThread
 from rlhf_host.scratch import Scratch
 from rlhf_host.training.reduction import Metrics
@@ -110,7 +110,10 @@ class LocalRuntime:
         in_place, trained = engine.traits.takes == "module", "actor" in roles.backends
         with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
             if start.adapter_rank:
-                model = engine_directory(start.roles["actor"].base, start.tokenizer, directory, with_weights=True)
+                base = start.roles["actor"].base
+                model = model_directory(base) or save_for_engine(
+                    load_model(base), start.tokenizer, directory, with_weights=True
+                )
             elif not in_place:
                 # To an actor that is not trained nothing is synced.
                 model = save_for_engine(model, start.tokenizer, directory, with_weights=not trained)

@@ -23,7 +23,7 @@ from rlhf_host.plugins.selection import PYTHON
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import NO_WEIGHTS, Compute, Engine, EngineStart, Ranks, RuntimeStart
 from rlhf_host.records.needs import RoleNeed
-from rlhf_host.runtimes.building import Roles, chosen_kernels, engine_directory
+from rlhf_host.runtimes.building import Roles, chosen_kernels, save_for_engine
 from rlhf_host.scratch import Scratch
 
 
@@ -108,7 +108,7 @@ class EngineSetup:
 
 def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
     """Starts the engine. Raises ``UserError`` for a plugin, model or options that cannot be used here."""
-    from rlhf_host.models.loading import load_model, load_tokenizer
+    from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
 
     check_host(setup.host_version)
     plugin, tokenizer, role = setup.engine.build(), load_tokenizer(setup.role), setup.role
@@ -117,9 +117,9 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
         if plugin.traits.takes == "module":
             # Trained weights are float32, and so must be what they are copied into.
             model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
-        else:
+        elif (model := model_directory(role)) is None:
             with_weights = setup.version >= 0 or setup.adapter_rank > 0
-            model = engine_directory(role, tokenizer, directory, with_weights=with_weights)
+            model = save_for_engine(load_model(role), tokenizer, directory, with_weights=with_weights)
         kernels = chosen_kernels(setup.kernels)
         with blaming(f"engine {setup.engine.name}", "start"):
             settings: dict[str, Any] = {"version": setup.version, "adapter_rank": setup.adapter_rank}
