@@ -169,6 +169,7 @@ SLOW = {
         r"about_half|\[heads[12]\]",
         "sequence parallelism: memory, and other numbers of heads",
     ),
+    "tests/cli/test_carried.py": ("", "a base with layers that no class has: runs, exports, merges and vLLM"),
     "tests/cli/test_export.py": ("interrupted_run", "a run that is interrupted, then exported"),
     "tests/docs/test_python_pages.py": ("tests_of_the_testing_page|script_of_the_python_page", "scripts of the pages, whole"),
     "tests/training/test_resume.py": (

@@ -1,0 +1,167 @@
+"""Every weight in a base's files is a weight of the model or carried, whatever its name; configurations say what is tied."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rlhf_authoring.models import write_tiny_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from rlhf_host.backends.one_process import OneProcess
+from rlhf_host.config.schema import LoraOptions, RoleConfig
+from rlhf_host.distributed.split.shards import share_writer
+from rlhf_host.distributed.split.weight_reader import load_sharded
+from rlhf_host.errors import UserError
+from rlhf_host.models.carried import CARRIED, carried_by
+from rlhf_host.models.loading import host_copy, load_model, save_model
+from rlhf_host.runtimes.building import _report_weights
+from tests.carriers import ODD, account, add_weights, same, weights_in, write_glm
+
+PARTS = st.sampled_from(
+    (
+        *(
+            "model",
+            "mtp",
+            "layers",
+            "1",
+            "2",
+            "61",
+            "self_attn",
+            "q_proj",
+            "mlp",
+            "experts",
+            "norm",
+            "v_head",
+            "summary",
+            "score",
+        ),
+        *("vision_tower", "lm_head", "embed_tokens", "weight", "bias", "inv_freq", "rotary_emb", "language_model"),
+    )
+)
+NAMES = st.sets(st.lists(PARTS, min_size=1, max_size=6).map(".".join), max_size=12)
+ADDED = {"mtp.fc.weight": torch.ones(2, 3), "v_head.summary.bias": torch.zeros(1)}
+
+
+@pytest.fixture
+def base(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "base")
+    add_weights(tmp_path / "base", ADDED)
+    return tmp_path / "base"
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(extra=NAMES, split=st.booleans(), in_pieces=st.booleans())
+def test_every_name_of_the_base_is_the_model_s_or_carried(tiny_model, tmp_path_factory, extra, split, in_pieces):
+    place = tmp_path_factory.mktemp("names")
+    base, own = place / "base", load_file(tiny_model / "model.safetensors")
+    shutil.copytree(tiny_model, base)
+    added = {name: torch.full((2,), float(number)) for number, name in enumerate(sorted(extra - own.keys()))}
+    # A name behind the prefix of the model, or without it, is the model's own: two of one weight cannot both be read.
+    double = {name for name in added if name in own or f"model.{name}" in own or name.removeprefix("model.") in own}
+    for name in double:
+        del added[name]
+    where = dict.fromkeys(own, "model-00001-of-00002.safetensors") | dict.fromkeys(added, "mtp.safetensors")
+    if split and added:
+        (base / "model.safetensors").rename(base / "model-00001-of-00002.safetensors")
+        save_file(added, base / "mtp.safetensors", metadata={"format": "pt"})
+        (base / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    else:
+        add_weights(base, added)
+    write(RoleConfig(model=str(base)), place / "saved", in_pieces)
+    write(RoleConfig(model=str(place / "saved")), place / "again", in_pieces)
+    expected = dict.fromkeys(own, "the model's") | dict.fromkeys(added, "carried")
+    for written in (place / "saved", place / "again"):
+        assert account(base, written, set(added)) == expected
+        if added:
+            index = json.loads((written / "model.safetensors.index.json").read_text())
+            assert index["weight_map"].keys() == expected.keys()
+            assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in weights_in(written).values())
+        read = AutoModelForCausalLM.from_pretrained(written).state_dict()
+        assert all(torch.equal(read[name], own[name]) for name in own)
+
+
+def write(role, directory, in_pieces):
+    if not in_pieces:
+        save_model(load_model(role), directory)
+        return
+    pieces = load_sharded(role)
+    share = {name: weight.clone() for bucket in pieces.weights() for name, weight in bucket}
+    share_writer(pieces.model, directory, share, OneProcess())()
+
+
+def test_two_names_of_one_weight_are_refused(base):
+    add_weights(base, {"norm.weight": torch.ones(64)})
+    with pytest.raises(UserError, match=r"model\.norm\.weight and norm\.weight in its files are both model\.norm\.weight"):
+        load_model(RoleConfig(model=str(base)))
+
+
+def test_a_scalar_head_replaces_a_head_and_nothing_else(base, tmp_path):
+    critic = load_model(RoleConfig(model=str(base)), head="scalar", trainable=True)
+    assert set(carried_by(critic)) == set(ADDED)
+    assert set(carried_by(load_sharded(RoleConfig(model=str(base)), head="scalar").model)) == set(ADDED)
+    save_model(critic, tmp_path / "critic")
+    again = load_model(RoleConfig(model=str(tmp_path / "critic")), head="scalar")
+    assert set(carried_by(again)) == set(ADDED)
+    assert set(carried_by(load_model(RoleConfig(model=str(base))))) == set(ADDED)
+    add_weights(base, {"score.weight": torch.ones(1, critic.score.in_features)})
+    assert set(carried_by(load_model(RoleConfig(model=str(base))))) == {*ADDED, "score.weight"}
+    assert not carried_by(load_model(RoleConfig(model=str(base)), head="scalar")).keys() & {"score.weight", "lm_head.weight"}
+
+
+def test_what_a_removed_checkpoint_carried_is_still_there(base, tmp_path):
+    model = copy.deepcopy(load_model(RoleConfig(model=str(base))))
+    shutil.rmtree(base)
+    save_model(model, tmp_path / "saved")
+    assert all(same(weights_in(tmp_path / "saved")[name], tensor) for name, tensor in ADDED.items())
+
+
+def test_an_adapter_is_written_alone(base, tmp_path):
+    pytest.importorskip("peft")
+    model = load_model(RoleConfig(model=str(base), lora=LoraOptions(rank=4)), trainable=True)
+    save_model(model, tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / CARRIED).exists()
+    save_model(load_model(RoleConfig(model=str(base), adapter=str(tmp_path / "adapter"))), tmp_path / "merged")
+    assert account(base, tmp_path / "merged", set(ADDED)).keys() == weights_in(base).keys()
+
+
+def test_experts_that_stay_frozen_and_carried_weights_are_told(tmp_path, caplog):
+    pytest.importorskip("peft")
+    base = write_glm(tmp_path / "glm")
+    with caplog.at_level("WARNING"):
+        _report_weights("actor", load_model(RoleConfig(model=str(base), lora=LoraOptions(rank=4)), trainable=True))
+        _report_weights("critic", load_model(RoleConfig(model=str(base)), head="scalar", trainable=True))
+    adapted, frozen, carried, others = (record.getMessage() for record in caplog.records)
+    assert adapted.startswith("actor: ")
+    assert frozen == "actor: its experts (98,304 weights) stay frozen: adapters are for linear maps, and these are none"
+    assert "model.layers.2.eh_proj.weight" in carried
+    assert "that Glm4MoeForCausalLM has no place for: not trained, and copied unchanged into checkpoints and exports" in carried
+    assert others.startswith(f"critic: its files have {len(carried_by(load_model(RoleConfig(model=str(base)))))} tensors (")
+    assert set(ODD) < set(carried_by(load_model(RoleConfig(model=str(base)))))
+
+
+# --- what is tied ---------------------------------------------------------------------------------------
+
+
+def ties(directory):
+    return json.loads((directory / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("own_head", [True, False])
+def test_a_configuration_ties_what_is_tied(tmp_path, own_head):
+    base = write_tiny_model(tmp_path / "base", tied=True)
+    embedding = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    add_weights(base, {"lm_head.weight": embedding * 2 if own_head else embedding})
+    assert ties(base)
+    model = load_model(RoleConfig(model=str(base)), trainable=True)
+    save_model(model, tmp_path / "saved", host_copy(model.state_dict()))
+    assert ties(tmp_path / "saved") is not own_head
+    assert ("lm_head.weight" in weights_in(tmp_path / "saved")) is own_head
+    again = load_model(RoleConfig(model=str(tmp_path / "saved")))
+    assert (again.lm_head.weight is not again.model.embed_tokens.weight) is own_head
