@@ -5,6 +5,7 @@ they are carried, unchanged, into everything that is written of the model.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,14 @@ from safetensors.torch import save_file
 
 from rlhf_host.errors import UserError
 
+log = logging.getLogger(__name__)
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 CARRIED = "model-carried.safetensors"
 """File of carried weights beside those of the model."""
+LEFT_OUT = (
+    "%d tensors (%s ...) are not carried: they are quantized, and %s is written in ordinary types: give a base in 16 bits"
+)
 
 
 def carry(model: Any, files: Iterable[Path], replaced: Callable[[], Any] | None = None) -> None:
@@ -30,8 +36,20 @@ def carry(model: Any, files: Iterable[Path], replaced: Callable[[], Any] | None 
     left = keys.keys() - targets(model, keys).keys()
     if left and replaced is not None:
         left -= targets(replaced(), left).keys()
+    if _was_quantized(model):
+        model._weight_conversions = None  # they would quantize what is written, and its configuration would not say so
+        if left:
+            log.warning(LEFT_OUT, len(left), min(left), type(model).__name__)
+        left = set()
     carried = {key: keys[key] for key in sorted(left)}
     model.carried_weights = lambda: carried  # unlike a dict of open files, a function can be copied with its model
+
+
+def _was_quantized(model: Any) -> bool:
+    """Returns True if loading has made ordinary weights of those in the files."""
+    steps = [step for each in getattr(model, "_weight_conversions", None) or () for step in getattr(each, "operations", ())]
+    kept = getattr(model.config, "quantization_config", None) is not None
+    return not kept and any(hasattr(step, "hf_quantizer") for step in steps)
 
 
 def carried_by(model: Any) -> dict[str, Any]:
@@ -79,7 +97,7 @@ def targets(model: Any, names: Iterable[str]) -> dict[str, str]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-    conversions: list[Any] = get_model_conversion_mapping(model, hf_quantizer=getattr(model, "hf_quantizer", None))
+    conversions: list[Any] = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model)
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     prefix, own = model.base_model_prefix, model.state_dict()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files
+from rlhf_host.models.carried import names_in
 from rlhf_host.models.dtypes import weight_dtypes
-from rlhf_host.models.loading import configuration, new_model, quiet_transformers, require_scalar_head, rounded_base
+from rlhf_host.models.loading import configuration, files_of, new_model, quiet_transformers, require_scalar_head, rounded_base
 from rlhf_host.models.locations import ModelLocation, find_model, with_base
 from rlhf_host.models.preparation import no_head, prepare, refuse_settings, wide_head
 from rlhf_host.models.quantized import refuse_kind
@@ -76,10 +75,8 @@ def _refuse_head(source: ModelLocation, role: RoleConfig, trainable: bool) -> No
     """
     if not source.local or source.gguf or (role.adapter is not None and adapter_files.is_scalar(role.adapter)):
         return
-    counts = []
-    for path in Path(source.path).glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            counts += [file.get_slice(name).get_shape()[0] for name in file.keys() if f".{name}".endswith(".score.weight")]  # noqa: SIM118
+    files = names_in(files_of(source, role)).items()
+    counts = [file.get_slice(name).get_shape()[0] for name, file in files if f".{name}".endswith(".score.weight")]
     if not counts and not trainable:
         raise no_head(role)
     if counts and counts[0] != 1:

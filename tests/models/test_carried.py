@@ -122,6 +122,31 @@ def test_what_a_removed_checkpoint_carried_is_still_there(base, tmp_path):
     assert all(same(weights_in(tmp_path / "saved")[name], tensor) for name, tensor in ADDED.items())
 
 
+def test_a_quantized_base_that_is_written_in_ordinary_types_carries_nothing_and_says_so(tmp_path, caplog):
+    base = write_tiny_model(tmp_path / "base", hidden=128)
+    whole = load_file(base / "model.safetensors")
+    narrow = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in whole.items() if "proj" in name}
+    narrow |= {
+        f"{name}_scale_inv": torch.full([-(-size // 128) for size in tensor.shape], 2.0) for name, tensor in narrow.items()
+    }
+    add_weights(base, narrow | ADDED)
+    config = json.loads((base / "config.json").read_text())
+    kind = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    (base / "config.json").write_text(json.dumps(config | {"quantization_config": kind}))
+    role = RoleConfig(model=str(base))
+    assert load_sharded(role) is None  # it would read weights without their scales
+    model = load_model(role, trainable=True)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(model.get_parameter(name), 2 * narrow[name].float())
+    save_model(model, tmp_path / "saved")
+    saved = weights_in(tmp_path / "saved")
+    assert {name: tensor.dtype for name, tensor in saved.items()} == dict.fromkeys(whole, torch.float32)
+    assert torch.equal(saved[name], model.get_parameter(name))
+    assert (
+        "2 tensors (mtp.fc.weight ...) are not carried: they are quantized, and LlamaForCausalLM is written in" in caplog.text
+    )
+
+
 def test_an_adapter_is_written_alone(base, tmp_path):
     pytest.importorskip("peft")
     model = load_model(RoleConfig(model=str(base), lora=LoraOptions(rank=4)), trainable=True)

@@ -40,9 +40,9 @@ SCORE = "score.weight"
 
 
 def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trainable: bool = True) -> ShardedModel | None:
-    """Loads a role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4 bits, with an
-    adapter that is merged, from files without the usual names, or of a family that cannot be made without its values or with
-    fewer layers.
+    """Loads a role's model without its weights; None for one that can only be loaded whole: from a GGUF file, in 4 bits or from
+    quantized files, with an adapter that is merged, from files without the usual names, or of a family that cannot be made
+    without its values or with fewer layers.
 
     Raises:
         UserError: as ``load_model``, except for what is wrong with the weights.
@@ -58,6 +58,8 @@ def load_sharded(role: RoleConfig, *, head: Literal["lm", "scalar"] = "lm", trai
     with quiet_transformers():
         try:
             config = configuration(source, role, head)
+            if getattr(config, "quantization_config", None) is not None:  # scales are beside the weights
+                return None
             read, kept = weight_dtypes(role, trainable, config.dtype, rounded_base(role))
             reader = _Reader(role, files, head, partial(_on_meta, source, role, head, config, read))
             probe = small_model(reader.shell, config, lambda small: new_model(source, role, head, small, read))
