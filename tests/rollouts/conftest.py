@@ -51,7 +51,7 @@ def collect(tokenizer):
         settings = settings or RolloutConfig()
         episodes = Episodes(
             manager,
-            SampledModel(engine=Gate(engine), tokenizer=tokenizer, vocabulary=len(tokenizer)),
+            SampledModel(engine=Gate(engine), tokenizer=tokenizer, vocabulary=len(tokenizer) + 8, texts=len(tokenizer)),
             EpisodeSettings(sampling=sampling, max_tokens=max_tokens, rollout=settings),
         )
         collector = Collector(episodes, n=n, seed=7, split=split)

@@ -223,6 +223,17 @@ def test_a_trajectory_ends_where_the_context_does(collect):
     assert sum(len(s.token_ids) for s in trajectory.segments if s.kind != "observation") <= 10
 
 
+def test_a_token_without_a_text_is_named_once(collect, tokenizer, caplog):
+    size = len(tokenizer)
+    found, _ = collect(load(Length()), groups=2, script=lambda ids, key: [size + 3, 5, size - 1])
+    assert len({t.text for group in found.groups for t in group.trajectories}) == 1
+    (told,) = (record.getMessage() for record in caplog.records if "was sampled" in record.getMessage())
+    assert told.startswith(f"token {size + 3} was sampled, and the tokenizer has only {size}: rewards read nothing there;")
+    caplog.clear()
+    collect(load(Length()), groups=2, script=lambda ids, key: [5, size - 1])
+    assert "was sampled" not in caplog.text
+
+
 def test_an_agent_that_runs_its_own_loop(collect):
     class Own:
         @hookimpl

@@ -262,9 +262,12 @@ def test_a_pair_is_two_rows_of_one_prompt(chatml):
 
 
 def test_an_opening_that_no_answer_has_is_refused_and_texts_are_the_way_out():
-    tokenizer = byte_tokenizer(OPENS_REASONING)
-    with pytest.raises(Malformed, match=r"prompts with '<think>', and does not write this before the answer of a conversation"):
+    tokenizer = byte_tokenizer(OPENS_REASONING.replace("<think>", "<answer>"))
+    with pytest.raises(
+        Malformed, match=r"prompts with '<answer>', and does not write this before the answer of a conversation"
+    ):
         Marker(tokenizer).mark(talk(USER, YES))
+    tokenizer = byte_tokenizer(OPENS_REASONING)
     row = one_row(Example("Is it so?", ("hm</think>Yes.",)), tokenizer)
     assert decode(tokenizer, [*row.prompt_ids, *row.completion_ids]) == (
         "<|user|>Is it so?<|im_end|><|assistant|><think>\nhm</think>Yes.<|im_end|>"
