@@ -304,7 +304,7 @@ def _language_model(source: ModelLocation, role: RoleConfig) -> PreTrainedModel:
 def files_of(source: ModelLocation, role: RoleConfig) -> list[Path]:
     """Returns the files of a model's weights, as its index names them."""
     chosen = {key: value for key, value in options_of(source, role).items() if key != "trust_remote_code"}
-    find = partial(cached_file, source.path, _raise_exceptions_for_missing_entries=False, **chosen)
+    find: Any = partial(cached_file, source.path, _raise_exceptions_for_missing_entries=False, **chosen)
     index = find(INDEX)
     names = [SINGLE] if index is None else json.loads(Path(index).read_text("utf-8"))["weight_map"].values()
     return [Path(file) for name in dict.fromkeys(names) if (file := find(name) or (index and Path(source.path, name)))]

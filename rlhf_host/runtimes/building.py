@@ -165,16 +165,14 @@ def _report_weights(name: str, model: Any) -> None:
     whole, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     if trained < whole:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
-    weights = dict(model.named_parameters()) if has_adapters(model) else {}
-    experts = [
-        weight for own, weight in weights.items() if ".experts." in own and not weight.requires_grad and weight.ndim == 3
-    ]
-    if experts:
-        count = f"{sum(weight.numel() for weight in experts):,}"
-        log.warning("%s: its experts (%s weights) stay frozen: adapters are for linear maps, and these are none", name, count)
-    if (carried := carried_by(model)) is not None:
-        what = f"{len(carried)} tensors ({carried}) that {type(model).__name__} has no place for"
-        log.warning("%s: its files have %s: not trained, and copied unchanged into checkpoints and exports", name, what)
+    experts = [each.numel() for own, each in model.named_parameters() if ".experts." in own and each.ndim == 3]
+    if experts and has_adapters(model):
+        text = "%s: its experts (%s weights) stay frozen: adapters are for linear maps, and these are none"
+        log.warning(text, name, f"{sum(experts):,}")
+    if carried := list(carried_by(model)):
+        what = f"{len(carried)} tensors ({', '.join(carried[:3])}{', ...' * (len(carried) > 3)})"
+        text = "%s: its files have %s that %s has no place for: not trained, and copied unchanged into checkpoints and exports"
+        log.warning(text, name, what, type(model).__name__)
 
 
 def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
@@ -193,6 +191,7 @@ def with_tokenizer(write: Writer, tokenizer: Any, directory: Path) -> Writer:
 def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights: bool) -> Path:
     """Writes a model directory for an engine with its own weights, in ordinary form."""
     from rlhf_host.models import quantized
+    from rlhf_host.models.carried import write_carried
     from rlhf_host.models.loading import quiet_transformers, save_tokenizer
 
     with quiet_transformers():
@@ -201,6 +200,7 @@ def save_for_engine(model: Any, tokenizer: Any, directory: Path, *, with_weights
         else:
             quantized.plain_config(model).save_pretrained(directory)
             model.generation_config.save_pretrained(directory)
+            write_carried(model, directory)  # for drafts, which no sync reaches
         save_tokenizer(tokenizer, directory)
     return directory
 

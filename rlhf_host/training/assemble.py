@@ -207,6 +207,6 @@ def _frozen_episodes(
 
 
 def _sampled_model(role: RoleConfig, engine: Gate, tokenizer: Any, engine_name: str, sees: bool) -> SampledModel:
-    tokens = {"stop_ids": stop_tokens(role), "vocabulary": sizes(role)[0] or MOST_TOKENS}
+    tokens: dict[str, Any] = {"stop_ids": stop_tokens(role), "vocabulary": sizes(role)[0] or MOST_TOKENS}
     tokens["texts"] = max(tokenizer.get_vocab().values()) + 1
     return SampledModel(engine=engine, tokenizer=tokenizer, engine_name=engine_name, images=sees, **tokens)

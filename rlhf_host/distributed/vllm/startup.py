@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_host import errors
-from rlhf_host.distributed.vllm.arguments import refused_on_cpus
+from rlhf_host.distributed.vllm.arguments import has_draft_model, refused_on_cpus
 from rlhf_host.distributed.vllm.plugin import CPU_CACHE_BYTES, RANKS, Vllm
 from rlhf_host.distributed.vllm.process import own_process
 from rlhf_host.engines.requests import end_tokens
@@ -97,6 +97,10 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
         "worker_extension_cls": "rlhf_host.distributed.vllm.worker.WeightLoading",
         "generation_config": "vllm",
     }
+    if version <= NO_WEIGHTS and has_draft_model(options.extra):
+        # No sync reaches it, so its weights are those of its files.
+        drafts = {"draft_load_config": {"load_format": "auto"}}
+        own["speculative_config"] = drafts | dict(options.extra.get("speculative_config") or {})
     if not multiprocess:
         # Between two steps nothing may be under way: weights change there.
         own["async_scheduling"] = False

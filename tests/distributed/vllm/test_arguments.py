@@ -171,6 +171,12 @@ def test_the_core_has_its_own_process_on_gpus_and_with_several_devices(monkeypat
 )
 def test_a_draft_model_is_one_with_weights(extra, draft):
     assert has_draft_model(extra) is draft
+    given = extra.get("speculative_config")
+    # Without a version all weights are made up until the first sync, which brings those of the policy alone.
+    for version, files in ((-1, draft), (0, False)):
+        arguments = startup._arguments(Vllm.Options(extra=extra), version=version, on_cpu=False)
+        read = {"draft_load_config": {"load_format": "auto"}} if files else {}
+        assert (arguments.get("speculative_config") or {}) == read | (given or {})
 
 
 def check(extra, device):
