@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ from rlhf_host.models.carried import CARRIED, carried_by
 from rlhf_host.models.loading import host_copy, load_model, save_model
 from rlhf_host.runtimes.building import _report_weights
 from tests.carriers import ODD, account, add_weights, same, weights_in, write_glm
+
+from . import miniatures, pictured
 
 PARTS = st.sampled_from(
     (
@@ -56,7 +60,7 @@ def base(tiny_model, tmp_path):
     return tmp_path / "base"
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=NAMES, split=st.booleans(), in_pieces=st.booleans())
 def test_every_name_of_the_base_is_the_model_s_or_carried(tiny_model, tmp_path_factory, extra, split, in_pieces):
     place = tmp_path_factory.mktemp("names")
@@ -94,6 +98,33 @@ def write(role, directory, in_pieces):
     pieces = load_sharded(role)
     share = {name: weight.clone() for bucket in pieces.weights() for name, weight in bucket}
     share_writer(pieces.model, directory, share, OneProcess())()
+
+
+MADE = {"text": miniatures.miniature, "pictures": lambda family: pictured.pictured(family).model}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_no_family_of_transformers_carries_a_weight_of_its_own(kind, tmp_path):
+    families, make = (miniatures if kind == "text" else pictured).families, MADE[kind]
+    outcomes = Counter()
+    for family in sorted(families()):
+        base, saved = tmp_path / family / "base", tmp_path / family / "saved"
+        try:
+            make(family).save_pretrained(base)
+            own = weights_in(base)
+            add_weights(base, ADDED)
+            model = load_model(RoleConfig(model=str(base)))
+        except Exception as error:  # what cannot be made so small, or loads in no way
+            outcomes[type(error).__name__] += 1
+            continue
+        assert set(carried_by(model)) == set(ADDED), family
+        save_model(model, saved)
+        assert weights_in(saved).keys() == {*own, *ADDED}, family
+        with contextlib.suppress(UserError):
+            assert set(carried_by(load_model(RoleConfig(model=str(base)), head="scalar", trainable=True))) == set(ADDED), family
+        outcomes["whole"] += 1
+        shutil.rmtree(tmp_path / family)
+    assert outcomes["whole"] > 60, outcomes
 
 
 def test_two_names_of_one_weight_are_refused(base):
