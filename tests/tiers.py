@@ -82,7 +82,7 @@ SLOW = {
         "bytes of backends, counted beside the plan of memory",
     ),
     "tests/outside/test_evaluations.py": ("", "lm_eval and inspect against rlhf serve, beside lm_eval's own model"),
-    "tests/models/test_carried.py": ("no_family", "what every family of transformers carries"),
+    "tests/models/test_carried.py": ("no_family|an_adapter", "what every family of transformers carries, and adapters"),
     "tests/models/test_families.py": (
         r"as_transformers_has_it\[(?!(gpt2|llama|phimoe|gemma2-eager|codegen|bert|mamba|deepseek_v4|blt|prophetnet|phi3-long-rope|cpmant|xlnet)\])",
         "every family of models that transformers ships; one or two of each outcome at every change",

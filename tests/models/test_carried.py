@@ -60,7 +60,7 @@ def base(tiny_model, tmp_path):
     return tmp_path / "base"
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=NAMES, split=st.booleans(), in_pieces=st.booleans())
 def test_every_name_of_the_base_is_the_model_s_or_carried(tiny_model, tmp_path_factory, extra, split, in_pieces):
     place = tmp_path_factory.mktemp("names")
