@@ -40,7 +40,9 @@ NEAR = {
     ),
     "rlhf_host/backends/optimizers": "tests/backends/test_optimizers.py tests/backends/test_steps.py",
     "rlhf_host/backends": "tests/backends/test_steps.py",
-    "plugins/builtin_data/rlhf-rows/src/rlhf_rows/spans": "plugins/builtin_data/rlhf-rows/tests/test_spans.py",
+    "plugins/builtin_data/rlhf-rows/src/rlhf_rows/spans": (
+        "plugins/builtin_data/rlhf-rows/tests/test_spans.py plugins/builtin_data/rlhf-rows/tests/test_openings.py"
+    ),
     "rlhf_host/data/stream": "tests/data/test_stream.py",
     "rlhf_host/distributed/deepspeed": "tests/backends/test_steps.py",
     "rlhf_host/distributed/ray": "tests/distributed/ray/test_batch_shards.py",
@@ -54,6 +56,7 @@ NEAR = {
     "rlhf_host/functional/statistics": "tests/functional/test_statistics.py",
     "rlhf_host/models/adapter_dropout": "tests/training/test_adapter_dropout.py",
     "rlhf_host/models/adapters": "tests/models/test_adapters.py",
+    "rlhf_host/models/carried": "tests/models/test_carried.py",
     "rlhf_host/models/logprobs": "tests/models/test_logprobs.py",
     "rlhf_host/models/passes": "tests/models/test_passes.py",
     "rlhf_host/records/tensors": "tests/training/test_rewritten_prompts.py",
