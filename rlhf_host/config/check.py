@@ -242,7 +242,7 @@ def _model_flag(role: str) -> str:
 
 def _setting_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     rollout, train = config.rollout, config.train
-    if rollout.temperature == 0:
+    if rollout.temperature == 0 and needs.samples:
         yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
     for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         if (value := getattr(rollout, name)) != off:

@@ -83,7 +83,7 @@ def _without_ratio(config: RunConfig, manager: PluginManager) -> Iterator[str]:
 def _idle(config: RunConfig, needs: Needs, traits: RunTraits) -> Iterator[str]:
     """Settings that are not those of this kind of run."""
     if not needs.samples:
-        idle = [*_changed("rollout", config.rollout, RolloutConfig(), set(RolloutConfig.model_fields) - {"temperature"})]
+        idle = [*_changed("rollout", config.rollout, RolloutConfig(), RolloutConfig.model_fields)]
         idle += _changed("eval", config.eval, EvalConfig(), OF_SAMPLES) if config.eval.data.sources else []
         idle += [f"sync {config.sync.name}"] if config.sync.name not in ("", traits.sync) else []
         idle += _of_engine(config.engine)
@@ -95,6 +95,9 @@ def _idle(config: RunConfig, needs: Needs, traits: RunTraits) -> Iterator[str]:
     for name in (need.name for need in needs.roles if not need.trainable and need.name in config.roles):
         idle = list(_changed(f"roles.{name}", config.roles[name], RoleConfig(), OF_TRAINING))
         yield from [f"the role {name} is not trained, so {_have(idle)} no effect"] if idle else []
+    for need in needs.roles:
+        if need.trainable and config.train.steps and need.idle_steps >= config.train.steps:
+            yield f"the role {need.name} is idle in the first {need.idle_steps} steps, which is the whole run: it is not trained"
     for name, role in config.roles.items():
         if role.min_lr_ratio and role.schedule == "constant":
             yield f"roles.{name}.min_lr_ratio has no effect with the schedule constant: --{role_flag(name)}.schedule cosine"

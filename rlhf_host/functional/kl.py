@@ -33,8 +33,9 @@ def kl_loss(
 ) -> Tensor:
     """Returns a per-token loss whose gradient moves π towards the reference, ``[B, T]``, 0 outside ``mask``.
 
-    ``unbiased``: ``w·x²/2`` with ``w = sg(min(π/π_sampling, 10))``, whose expected gradient is that of ``KL(π ‖ ref)``. ``k2``
-    is the same with ``w = 1``. ``k3`` is biased; it is here because published GRPO code uses it.
+    ``unbiased``: ``w·x²/2`` with ``w = sg(min(π/π_sampling, 10))``, whose expected gradient is that of ``KL(π ‖ ref)``; ``w = 1``
+    where ``π_sampling`` is unknown (NaN). ``k2`` is the same with ``w = 1``. ``k3`` is biased; it is here because published GRPO
+    code uses it.
 
     Raises:
         ValueError: the estimator is ``k1`` (its expected gradient is zero), or unknown.
@@ -43,7 +44,7 @@ def kl_loss(
         value = kl_estimate(logprobs, reference, mask, "k2")
         if sampling_logprobs is None:
             return value
-        return importance_ratio(logprobs.detach(), sampling_logprobs, mask).clamp(max=10.0) * value
+        return importance_ratio(logprobs.detach(), sampling_logprobs, mask & ~sampling_logprobs.isnan()).clamp(max=10.0) * value
     if estimator in ("k2", "k3"):
         return kl_estimate(logprobs, reference, mask, estimator)
     raise ValueError(f"KL estimator {estimator!r} cannot be a loss: unbiased, k2 or k3 (k1 has zero expected gradient)")

@@ -23,10 +23,11 @@ class PolicyLossOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    loss: Literal["clip", "gspo", "cispo", "sapo", "dppo_tv", "pg"] = Field(
+    loss: Literal["clip", "gspo", "cispo", "sapo", "dppo_tv", "ratio", "pg"] = Field(
         "clip",
         description="policy loss: clip (PPO's clipped surrogate), gspo (ratio of the whole sequence), cispo (truncated weight on "
-        "the policy gradient), sapo (soft gate), dppo_tv (0 if a probability moved too far) or pg (plain policy gradient)",
+        "the policy gradient), sapo (soft gate), dppo_tv (0 if a probability moved too far), ratio (the surrogate without a clip) "
+        "or pg (plain policy gradient)",
     )
     clip_eps: float = Field(0.2, ge=0, lt=1, description="clip: the ratio stays above 1 - clip_eps")
     clip_eps_high: float = Field(0.28, ge=0, description="clip: the ratio stays below 1 + clip_eps_high")

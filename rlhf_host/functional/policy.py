@@ -85,6 +85,11 @@ def _dppo_tv(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: T
     return torch.where(near, values, 0.0), [Metric("clip_fraction", (~near).float(), mask)]
 
 
+def _ratio(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions) -> Loss:
+    """The surrogate without a clip, ``−ρA``, for corrections that leave tokens out in its place (M2PO, arXiv:2510.01161)."""
+    return -importance_ratio(logprobs, old_logprobs, mask) * advantages, []
+
+
 def _pg(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions) -> Loss:
     """The plain policy gradient, ``−A·log π`` (REINFORCE, Williams 1992)."""
     return -advantages * logprobs, []
@@ -96,6 +101,7 @@ policy_losses: dict[str, PolicyLoss] = {
     "cispo": _cispo,
     "sapo": _sapo,
     "dppo_tv": _dppo_tv,
+    "ratio": _ratio,
     "pg": _pg,
 }
 

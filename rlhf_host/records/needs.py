@@ -46,7 +46,9 @@ class RoleNeed:
     lr: float | None = None
     """Peak learning rate if the configuration sets none."""
     idle_steps: int = 0
-    """Number of first steps in which no loss trains it; its learning rate's schedule begins after them."""
+    """Number of first steps in which the host takes no step with it: loss terms, of any plugin, count only after them, and so
+    does its learning rate's schedule.
+    """
     generates: bool = False
     """A frozen model that agents talk to (``policy.role``). Where plugins need the same role, it generates if one of them says
     so.

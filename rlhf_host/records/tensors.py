@@ -106,7 +106,7 @@ class Batch:
     truncated: Tensor
     """``[B]`` bool: cut off by a length limit."""
     sampler_logprobs: Tensor
-    """``[B, T]``: log μ, 0 outside ``action_mask``; NaN for tokens that nothing sampled, as in rows of a data set."""
+    """``[B, T]``: log μ, 0 outside ``action_mask``; NaN where it is unknown, as in rows of a data set: see ``sampled_mask``."""
     versions: Tensor
     """``[B, T]`` int64: version of the weights that sampled each action token."""
     version: int = 0
@@ -157,6 +157,11 @@ class Batch:
     def lengths(self) -> Tensor:
         """``[B]`` int64: completion tokens per row."""
         return self.completion_mask.sum(-1)
+
+    @property
+    def sampled_mask(self) -> Tensor:
+        """``[B, T]`` bool: the action tokens whose sampler's log-probability is known. Others have no ratio to it."""
+        return self.action_mask & self.sampler_logprobs.isfinite()
 
     def batch(self) -> Batch:
         """Returns the part of it that workers get."""
@@ -308,7 +313,7 @@ class PolicyLogprobs(NamedTuple):
     ``train.old_logprobs sampler``, where only weights that are 0 act.
     """
     sampler: Tensor
-    """Those of the engine that sampled the tokens, log μ."""
+    """Those of the engine that sampled the tokens, log μ; NaN outside ``batch.sampled_mask``."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from rlhf_host.records.tensors import Batch, Metric, Outputs
 from rlhf_host.training.corrections import Corrections
 
 _MEASURED = ("loss", "grad_norm", "lr", "entropy", "mismatch/mean", "mismatch/max", "mismatch/k3", "kl/update", "ratio/max_log")
-RESERVED = {*_MEASURED, "correction/mean", "correction/max", "correction/zeroed", "correction/ess"}
+_OF_CORRECTIONS = ("mean", "max", "zeroed", "unknown", "unused", "ess")
+RESERVED = {*_MEASURED, *(f"correction/{name}" for name in _OF_CORRECTIONS)}
 """Metric names that belong to the host; plugins cannot use them."""
 
 
@@ -30,7 +31,7 @@ def actor_metrics(
     trainer = logprobs if against_sampler or batch.old_logprobs is None else batch.old_logprobs
     metrics = []
     if sampled_now:
-        sampled = mask & batch.sampler_logprobs.isfinite()  # some rows may be of another model, or of nobody
+        sampled = batch.sampled_mask  # some rows may be of another model, or of nobody
         gap = torch.where(sampled, trainer - batch.sampler_logprobs, 0.0)
         metrics += [
             Metric("mismatch/mean", gap.abs(), sampled),
@@ -50,6 +51,7 @@ def actor_metrics(
             Metric("correction/mean", weights, batch.loss_mask),
             Metric("correction/max", weights, batch.loss_mask, reduce="max"),
             Metric("correction/zeroed", (weights == 0).float(), batch.loss_mask),
+            Metric("correction/unknown", (~batch.sampled_mask).float(), batch.loss_mask),
             Metric("correction/ess", weights, batch.loss_mask, reduce="ess"),
         ]
     return metrics

@@ -131,7 +131,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
         start = replace(start, bring=bring)
     with ended_by_sigterm():
         runtime = runtime_plugin(config).start(start)
-    temperature, threads = config.rollout.temperature, not config.debug
+    temperature, threads = config.rollout.temperature if start.needs.samples else 1.0, not config.debug
     handles: dict[str, RoleHandle] = {
         name: TrainerRole(runtime.trainer, name, role, runtime.context_lengths[name], temperature=temperature, threads=threads)
         for name, role in start.roles.items()

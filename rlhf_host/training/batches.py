@@ -20,11 +20,10 @@ from rlhf_host.training.source import timed
 
 @dataclass(slots=True)
 class Batches:
-    """Turns groups of rows into batches, for training and evaluation."""
+    """Turns groups of rows into batches, for training and evaluation; their log-probabilities are those at temperature 1."""
 
     manager: PluginManager
     needs: Needs
-    temperature: float
 
     def batch(
         self,
@@ -55,6 +54,6 @@ class Batches:
         """Returns the groups, or the rows that a plugin makes from them, as tensors."""
         if self.manager.has("make_rows"):
             groups = made_rows(groups, self.manager)
-        experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=self.temperature, version=version)
+        experience = make_experience(groups, {}, step=step, max_new_tokens=0, temperature=1.0, version=version)
         apply_masks(experience, self.manager)
         return experience

@@ -100,6 +100,17 @@ def _examine(key: str, findings: list[float]) -> None:
 
 
 @cache
+def say_unused(keys: str) -> None:
+    """Warns, once, of plugins whose weights no loss term has taken, if there are any."""
+    if keys:
+        log.warning(
+            "%s gave importance_weights, and no loss term has taken them so far: only terms marked corrected take weights, and"
+            " terms [B] only weights [B]",
+            keys,
+        )
+
+
+@cache
 def _say_what_acts(key: str, others: bool) -> None:
     """Warns, once per plugin, if weights other than 0 and 1 have no effect."""
     if others:

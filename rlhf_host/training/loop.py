@@ -84,6 +84,11 @@ class Loop:
         unfinished = progress.pending is not None or (progress.stopped is None and progress.step < self.steps)
         interrupted = self.parts.events.stop_requested and unfinished
         keeper.end(interrupted=interrupted)
+        if metrics.get("correction/unused") and not interrupted:
+            keys = ", ".join(self.parts.manager.names("importance_weights"))
+            raise RunError(
+                f"{keys}: no loss term took importance_weights in the whole run; leave it out, or choose another loss"
+            )
         return Outcome(
             "interrupted" if interrupted else "finished",
             progress.step,
@@ -118,7 +123,7 @@ class Loop:
                 number,
                 sampled=drawn.sampled,
                 config=self.parts.config,
-                roles=self.roles,
+                roles=[need.name for need in self.parts.needs.roles if need.trainable and number > need.idle_steps],
                 run_dir=self.parts.run_dir,
                 beside=drawn.beside,
             )

@@ -34,7 +34,7 @@ def optimize(
 
     Args:
         sampled: the rows were sampled by the current weights.
-        roles: the trained roles.
+        roles: the roles that this step trains.
         run_dir: directory for rows whose update is not finite.
         beside: rows of plugins that train with it, by their aliases, dealt out over the updates.
 
@@ -43,26 +43,25 @@ def optimize(
     """
     train, metrics, started = config.train, Metrics(), time.perf_counter()
     made: list[Update] = []
-    updates = skipped = 0
+    skipped = 0
     for epoch in range(train.epochs):
         for batch in _updates(experience, beside or {}, train.minibatches, [config.seed, step, epoch]):
             update = trainer.update(batch, sampled_now=sampled and not made)
             made.append(update)
             if update.refused is None:
                 metrics.merge(update.metrics)
-                updates += 1
                 continue
             dump = run_dir / "nonfinite" / f"step-{step:06d}.jsonl"
             origin = provenance(config.model_dump(mode="json"), "train")
             write_lines(dump, [lines(step, "train", batch.trajectories, origin, dump.parent)])
             if train.on_nonfinite == "stop":
                 raise RunError(
-                    f"step {step}: {update.refused}; after {updates} updates in this step, its trajectories are in {dump}"
+                    f"step {step}: {update.refused}; after {len(made) - 1} updates in this step, its trajectories are in {dump}"
                 )
             skipped += 1
     result = metrics.result()
     result |= speed(made, time.perf_counter() - started)
-    if updates and not any(name in result for name in ("loss", *(f"{role}/loss" for role in roles))):
+    if len(made) > skipped and roles and not any(name in result for name in ("loss", *(f"{role}/loss" for role in roles))):
         raise RunError(
             f"step {step}: no plugin gave a loss term, so nothing was trained: compute_loss must return or yield one"
             f" for {' or '.join(roles)}"

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from rlhf_host.records.episodes import Group
 from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.records.ragged import Rows
-from rlhf_host.records.tensors import Experience
+from rlhf_host.records.tensors import Experience, RoleOutput
 from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
 from rlhf_host.rollouts.pipeline import Pipeline
@@ -97,11 +97,7 @@ class RolloutSource:
             collected = self.loop.run(self.rollouts.next_rollouts(context))
         rollout = self.config.rollout
         make = partial(
-            make_experience,
-            step=step,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            version=version,
+            make_experience, step=step, max_new_tokens=rollout.max_new_tokens, temperature=rollout.temperature, version=version
         )
         experience = batch = make(collected.groups, self.rollouts.weights)
         if self.manager.has("make_rows"):
@@ -214,19 +210,16 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
     Existing log-probabilities stay.
     """
     for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
-        if quantity == "logprobs" and role not in experience.logprobs:
-            experience.logprobs[role] = trainer.outputs(role, "logprobs", experience.seen_by(role))
-        elif quantity == "values":
-            experience.values[role] = trainer.outputs(role, "values", experience.seen_by(role))
-        elif quantity == "entropy":
-            experience.entropy[role] = trainer.outputs(role, "entropy", experience.seen_by(role))
-        elif quantity == "bootstrap":
-            experience.bootstrap[role] = trainer.outputs(role, "bootstrap", experience.seen_by(role))
-    if mode == "recompute":
-        known = experience.logprobs.get("actor")
-        experience.old_logprobs = trainer.outputs("actor", "logprobs", experience) if known is None else known
-    elif mode == "sampler":
+        if quantity != "distribution" and role not in (known := getattr(experience, quantity)):
+            known[role] = trainer.outputs(role, cast(RoleOutput, quantity), experience.seen_by(role))
+    if mode == "sampler":
         experience.old_logprobs = experience.sampler_logprobs
+    # The policy as it is stands for a sampler that is unknown.
+    if mode == "recompute" or (mode == "sampler" and bool((experience.action_mask & ~experience.sampled_mask).any())):
+        now = experience.logprobs.get("actor")
+        now = trainer.outputs("actor", "logprobs", experience) if now is None else now
+        known = experience.old_logprobs
+        experience.old_logprobs = now if known is None else torch.where(experience.sampled_mask, known, now)
 
 
 def add_advantages(experience: Experience, manager: PluginManager, needs: Needs) -> dict[str, float]:

@@ -54,7 +54,8 @@ class Accumulation:
     backend: Backend | None
     """None: nothing is learned from the passes."""
     hooks: PluginManager
-    reducer: Reducer
+    reducer: Reducer | None
+    """None: loss terms do not count, because the role is idle."""
     outputs: frozenset[str]
     entropy_grad: bool
     whole: Sequence[Role]
@@ -154,6 +155,7 @@ class Accumulation:
             with blaming(key, "compute_loss"):
                 if isinstance(item, Metric):
                     result.metrics.add([item], readings=readings)
+                if isinstance(item, Metric) or self.reducer is None:
                     continue
                 reduced = self.reducer.reduce(item, places, corrections, self.hooks.by_key[key].alias)
                 if self.backend is None:
@@ -196,6 +198,7 @@ class Accumulation:
         depends on how a batch is split, because it is a mean of products of means.
         """
         assert self.role.passes.balance is not None
+        assert self.reducer is not None
         values = router_loss.expand(part.loss_mask.shape)
         reduced = self.reducer.reduce(LossTerm("router", values, coefficient=self.role.passes.balance.coef), places, None)
         result.metrics.add([Metric("loss/router", reduced.detach(), reduce="sum")], readings=result.readings)

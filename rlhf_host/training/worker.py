@@ -21,6 +21,7 @@ from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
 from rlhf_host.training.batching import evened, group_rows, plan_microbatches
+from rlhf_host.training.corrections import say_unused
 from rlhf_host.training.deferred_values import DeferredValues
 from rlhf_host.training.reduction import Denominators, Metrics, Reducer
 from rlhf_host.training.role import Role, on_device, rows_of, worker_rows
@@ -53,6 +54,8 @@ class Worker:
     """Seed of the run."""
     _made: tuple[int, int] = (0, 0)
     """The step of the last update, and how many updates it has had."""
+    _taken: set[str] = field(default_factory=set)
+    """Plugins whose weights a loss term has taken."""
 
     @torch.no_grad()
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
@@ -126,7 +129,7 @@ class Worker:
             whole: counts that the loss is divided by; default: those of ``batch``.
             rows: positions of the rows of ``batch`` in the whole; default: it is the whole.
             learn: if False, computes only the actor's losses and metrics; loss terms are then means that can be combined with
-                those of other batches.
+                those of other batches. A role in its ``idle_steps`` has metrics alone.
 
         Returns:
             This rank's share of the metrics, from its first process. All ranks agree whether a step was refused.
@@ -140,18 +143,21 @@ class Worker:
         flops = 0.0
         if learn:
             self._made = batch.step, self._made[1] + 1 if self._made[0] == batch.step else 1
+        idle = {need.name for need in self.needs.roles if learn and batch.step <= need.idle_steps}
         for role in self.roles.values():
             if role.backend is None or not (learn or role.name == "actor"):
                 continue
             if self.hooks.has("batch_statistics"):
                 self._statistics(role, batch, trained)
-            backend = role.backend if learn else None
-            accumulation = self._accumulation(role, backend, Reducer(whole), sampled_now=sampled_now)
-            result = accumulation.run(batch, self._plan(role, batch, trained, inside=accumulation.whole), rows)
+            backend = role.backend if learn and role.name not in idle else None
+            reducer = None if role.name in idle else Reducer(whole)
+            accumulation = self._accumulation(role, backend, reducer, sampled_now=sampled_now)
+            with torch.set_grad_enabled(backend is not None):
+                result = accumulation.run(batch, self._plan(role, batch, trained, inside=accumulation.whole), rows)
             self.compute_s += result.compute_s
             flops += result.flops
-            if learn:
-                self._step(role, role.backend, result, update)
+            if backend is not None:
+                self._step(role, backend, result, update)
             else:
                 self._measure(result, update)
             if update.refused:
@@ -163,7 +169,7 @@ class Worker:
             update.flops, update.devices, update.peak_flops = flops, self.ranks.parts, peak_flops(device)
         return update
 
-    def _accumulation(self, role: Role, backend: Backend | None, reducer: Reducer, *, sampled_now: bool) -> Accumulation:
+    def _accumulation(self, role: Role, backend: Backend | None, reducer: Reducer | None, *, sampled_now: bool) -> Accumulation:
         """Returns the object that computes the role's losses, with the outputs that plugins need of it."""
         own = [output.what for output in self.needs.outputs if not output.role]
         others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
@@ -210,12 +216,11 @@ class Worker:
         messages, refusals, terms, corrections, taken = zip(*reports, strict=True)
         errors = [message for message in messages if message is not None]
         update.refused = next(filter(None, refusals), None)
-        idle = set().union(*corrections).difference(*taken)
-        if any(terms) and idle and role.name == "actor":
-            errors.append(
-                f"{', '.join(sorted(idle))} gave importance_weights, and no loss term takes them: only terms marked corrected take"
-                " weights, and terms [B] take only weights [B]; leave it out, or choose another loss"
-            )
+        self._taken.update(*taken)
+        if given := set().union(*corrections):
+            unused = given - self._taken
+            update.metrics.add([Metric("correction/unused", len(unused), reduce="min")], role.prefix)
+            say_unused(", ".join(sorted(unused)))
         if errors or update.refused or not any(terms):
             backend.discard()  # without terms: what passes that kept ranks even have left
             if errors:

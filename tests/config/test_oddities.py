@@ -96,8 +96,8 @@ def test_several_updates_with_a_loss_without_a_ratio_are_told_of(flag, text, alg
             "the run samples answers to prompts, so data.hh, eval.data.long_rows have no effect",
         ),
         (
-            (*ROWS, "--rollout.n", "2", "--rollout.stop", "x"),
-            "the run samples nothing, so rollout.n, rollout.stop have no effect",
+            (*ROWS, "--rollout.n", "2", "--rollout.stop", "x", "--rollout.temperature", "0"),
+            "the run samples nothing, so rollout.n, rollout.temperature, rollout.stop have no effect",
         ),
         (
             (*PROMPTS, "--kl.coef", "0.1", "--reference.lora.rank", "8", "--reference.lr", "1"),

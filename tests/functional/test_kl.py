@@ -1,5 +1,7 @@
 """KL estimators: values, and the expected gradient that each promises."""
 
+import math
+
 import pytest
 import torch
 
@@ -49,6 +51,16 @@ def test_the_unbiased_loss_has_the_gradient_of_the_true_divergence():
     loss = F.kl_loss(policy[None], reference[None], mask, "unbiased", sampling[None])[0]
     (found,) = torch.autograd.grad((sampling.exp() * loss).sum(), logits)
     assert torch.allclose(found, true, atol=1e-12)
+
+
+def test_the_unbiased_loss_is_k2_where_nobody_knows_what_sampled():
+    logprobs = torch.tensor([[-1.0, -2.0, float("nan")]], dtype=torch.float64, requires_grad=True)
+    reference, mask = torch.tensor([[-1.5, -1.0, 0.0]], dtype=torch.float64), torch.tensor([[True, True, False]])
+    sampling = torch.tensor([[-1.2, float("nan"), float("nan")]], dtype=torch.float64)
+    loss = F.kl_loss(logprobs, reference, mask, "unbiased", sampling)
+    assert loss[0].tolist() == pytest.approx([math.exp(0.2) * 0.125, 0.5, 0.0])
+    loss.sum().backward()
+    assert logprobs.grad[0].tolist() == pytest.approx([math.exp(0.2) * 0.5, -1.0, 0.0])
 
 
 def test_k1_is_refused_as_a_loss():

@@ -126,6 +126,16 @@ def test_the_curve_is_that_of_a_plain_loop(run, tiny_model):
 
 
 @pytest.mark.parametrize(("algo", "pairs"), [(Sft(), False), (Dpo(), True)])
+def test_losses_are_at_temperature_1_and_a_kl_beside_them_is_finite(run, algo, pairs):
+    plain, _ = run(algo, rows(8, pairs=pairs), name="plain")
+    kept, _ = run(algo, rows(8, pairs=pairs), name="kept", **{"rollout.temperature": 0.5, "kl.coef": 1.0, "kl.place": "loss"})
+    term = "dpo" if pairs else "nll"
+    assert kept[0][f"loss/{term}"] == plain[0][f"loss/{term}"]
+    assert kept[0]["loss/kl"] == 0.0
+    assert 0.0 < kept[1]["loss/kl"] < 1.0
+
+
+@pytest.mark.parametrize(("algo", "pairs"), [(Sft(), False), (Dpo(), True)])
 def test_lines_padded_rows_and_rows_alone_train_the_same(run, algo, pairs):
     units = rows(8, pairs=pairs)
     long = [Row(row.prompt_ids, list(row.completion_ids) * 8, [(0, 8)], row.columns) for row in units[0].rows]

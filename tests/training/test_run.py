@@ -1,16 +1,22 @@
 """Whole runs through the real command line: what they write, what stops them, and that they learn."""
 
+import dataclasses
 import json
 import math
 import shlex
 from pathlib import Path
 
 import pytest
+from rlhf_authoring.learner import SUMS, Learner, right_answer
 from rlhf_runs.metrics import OTHERS, described
 from ruamel.yaml import YAML
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import rlhf_host
+from rlhf_host import functional as F
+from rlhf_host import hookimpl
 from rlhf_host.config.check import EVAL_METRICS
+from rlhf_host.errors import RunError
 from rlhf_host.training.evaluate import pass_at_k
 
 # fmt: off
@@ -235,3 +241,34 @@ def test_bad_input_is_met_at_the_door(rlhf_here, small_run, tmp_path, flags, mes
 )
 def test_pass_at_k_counts_subsets(samples, passed, k, expected):
     assert pass_at_k(samples, passed, k) == pytest.approx(expected)
+
+
+def test_a_correction_that_no_loss_takes_in_the_whole_run_is_an_error_at_its_end(tmp_path, caplog):
+    """One step without such a loss is none: an algorithm may have others in between."""
+
+    class Weights:
+        @hookimpl
+        def importance_weights(self, batch):
+            return batch.action_mask.float()
+
+    class Sometimes(Learner):
+        def __init__(self, begin):
+            self.begin = begin
+
+        @hookimpl
+        def compute_loss(self, outputs, batch):
+            items = F.policy_loss(outputs, batch, F.PolicyLossOptions())
+            return [dataclasses.replace(items[0], corrected=batch.step >= self.begin), *items[1:]]
+
+    def run(begin):
+        fixed = {"train.threads": 1, "rollout.max_new_tokens": 2, "n": 2, "batch_size": 2, "steps": 2, "model": "quickstart"}
+        where = {"run_dir": str(tmp_path / str(begin)), "data": SUMS, "reward": right_answer}
+        return rlhf_host.train(algo=Sometimes(begin), extensions=[Weights()], **where, **fixed)
+
+    run(2)
+    assert not [line for line in caplog.messages if "in the whole run" in line]
+    with pytest.raises(
+        RunError, match="extension:Weights: no loss term took importance_weights in the whole run; leave it out"
+    ):
+        run(3)
+    assert (tmp_path / "3" / "checkpoints" / "step-000002").exists()

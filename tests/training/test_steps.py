@@ -58,6 +58,16 @@ def test_with_mode_sampler_the_ratio_compares_with_what_sampled_whatever_the_wei
     assert trainer.asked == [], "no pass of the model is needed"
 
 
+def test_with_mode_sampler_the_policy_stands_for_a_sampler_that_nobody_knows():
+    batch, trainer = make_batch([3, 5], observations=True), Trainer()
+    known = batch.sampler_logprobs.clone()
+    batch.sampler_logprobs[1, 3:] = float("nan")
+    add_outputs(batch, trainer, Needs(), "sampler")
+    assert trainer.asked == [("actor", "logprobs")]
+    assert batch.old_logprobs[1, 3:].tolist() == [-5.0, -5.0]
+    assert torch.equal(batch.old_logprobs[:, :2], known[:, :2])
+
+
 def test_with_mode_recompute_the_weights_that_the_step_begins_with_are_asked_once():
     batch, trainer = make_batch([3, 5]), Trainer()
     add_outputs(batch, trainer, Needs(outputs=(Output("logprobs", "actor"), Output("logprobs", "reference"))), "recompute")

@@ -65,11 +65,11 @@ def batch(mode="fused", seed=1):
     return found
 
 
-def worker_for(model, hooks, settings=None, *, backend=TorchBackend, traits=None):
+def worker_for(model, hooks, settings=None, *, backend=TorchBackend, traits=None, needs=None):
     settings = settings or TrainConfig()
     plugin = SimpleNamespace(traits=traits or BackendTraits(), start=backend)
     role = Role.of("actor", model, settings, backend=plugin, settings=RoleConfig(lr=1e-3), total_updates=1, ranks=OneProcess())
-    return Worker({"actor": role}, hooks, settings, Needs())
+    return Worker({"actor": role}, hooks, settings, needs or Needs())
 
 
 def gradient(tiny_model, data, hooks=(), settings=None, **options):
@@ -448,22 +448,51 @@ def test_a_loss_per_row_takes_weights_of_rows(tiny_model):
     assert weighed["correction/mean"] == 2.0
 
 
-@pytest.mark.parametrize("corrected", [False, True])
-def test_weights_that_no_term_takes_stop_the_first_update_before_its_step(tiny_model, corrected):
-    """A correction that changes nothing must not report correction/* as if it did."""
+class Uncorrected:
+    """A loss that takes weights from a step on."""
 
-    class Uncorrected:
-        @hookimpl
-        def compute_loss(self, role, outputs, batch):
-            yield LossTerm("plain", -outputs.logprobs)
+    def __init__(self, begin=100):
+        self.begin = begin
 
+    @hookimpl
+    def compute_loss(self, role, outputs, batch):
+        yield LossTerm("plain", -outputs.logprobs, corrected=batch.step >= self.begin)
+
+
+@pytest.mark.parametrize("loss", [Uncorrected(), PerRow()])
+def test_weights_that_no_term_takes_are_said_once(tiny_model, loss, caplog):
+    corrections.say_unused.cache_clear()
+    worker = worker_for(AutoModelForCausalLM.from_pretrained(tiny_model), manager(loss, Weights()))
+    assert [worker.update(batch()).metrics.result()["correction/unused"] for _ in range(2)] == [1.0, 1.0]
+    said = "extension:p1 gave importance_weights, and no loss term has taken them so far: only terms marked corrected"
+    assert len([line for line in caplog.messages if line.startswith(said)]) == 1
+
+
+def test_weights_are_used_once_a_term_has_taken_them(tiny_model):
+    loss, found = Uncorrected(begin=2), []
+    worker = worker_for(AutoModelForCausalLM.from_pretrained(tiny_model), manager(loss, Weights()))
+    for step in (1, 2, 3):
+        loss.begin = 2 if step < 3 else 100
+        found.append(worker.update(dataclasses.replace(batch(), step=step)).metrics.result()["correction/unused"])
+    assert found == [1.0, 0.0, 0.0]
+
+
+def test_an_idle_role_takes_no_step_whichever_plugin_has_terms(tiny_model):
+    needs = Needs(roles=(RoleNeed("actor", trainable=True, source=None, idle_steps=2),))
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    before = [p.clone() for p in model.parameters()]
-    worker = worker_for(model, manager(PerRow() if corrected else Uncorrected(), Weights()))
-    with pytest.raises(RunError, match="extension:p1 gave importance_weights, and no loss term takes them"):
-        worker.update(batch())
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert all(p.grad is None for p in model.parameters())
+    worker = worker_for(model, manager(Policy(), Uncorrected(), Weights()), needs=needs)
+    start = [parameter.clone() for parameter in model.parameters()]
+    for step, trains in ((1, False), (2, False), (3, True)):
+        update = worker.update(dataclasses.replace(batch(), step=step))
+        found = update.metrics.result()
+        assert (not torch.equal(start[0], next(model.parameters()))) == trains
+        assert {"loss/policy", "loss/plain", "lr", "grad_norm"} & set(found) == (
+            {"loss/policy", "loss/plain", "lr", "grad_norm"} if trains else set()
+        )
+        assert worker.roles["actor"].backend.updates == int(trains)
+        assert {"entropy", "clip_fraction", "correction/mean"} <= set(found)
+        assert found.get("correction/unused") == (0.0 if trains else None)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def run_once(tiny_model, hooks):

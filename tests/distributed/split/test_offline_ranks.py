@@ -83,7 +83,7 @@ def train(ranks: Ranks, model: Path, algo: str, kind: str) -> dict[str, Any]:
         roles[need.name] = Role.of(need.name, loaded, TRAIN, **training)
     worker = Worker(roles, manager, TRAIN, needs, ranks)
     groups = [group_of(unit, Task("", index=number, source="made-up"), 0, str) for number, unit in enumerate(units(algo))]
-    whole = Batches(manager, needs, 1.0).rows(groups, step=1)
+    whole = Batches(manager, needs).rows(groups, step=1)
     if "reference" in roles:
         whole.logprobs["reference"] = worker.outputs("reference", "logprobs", whole)
     mine = deal_rows(whole, ranks.size, unit_rows=AlgoNeeds.of(needs).unit_rows)[ranks.rank]

@@ -37,6 +37,33 @@ def test_each_prompt_also_gets_the_completion_before_it_and_the_first_the_last()
     assert len({one.episode_id for one in rows}) == 6
 
 
+def paired(*prompts):
+    """A row for each prompt, in that order; each has a completion of its own."""
+    rows = [
+        Trajectory(f"row-{i}", f"group-{i}", Task(""), [Segment("prompt", [prompt]), Segment("action", [10 + i])], columns={})
+        for i, prompt in enumerate(prompts)
+    ]
+    return [Group(one.group_id, one.task, [one]) for one in rows]
+
+
+@pytest.mark.parametrize("prompts", [(0, 0, 1, 1, 2, 2), (0, 0), (0, 0, 0, 1), (0, 1, 1, 0), (0, 0, 1, 1, 1, 2, 3, 3)])
+def test_a_mismatched_completion_is_one_of_another_prompt(prompts):
+    made = [tokens(one) for one in KTO(KTO.Options()).make_rows(paired(*prompts))[len(prompts) :]]
+    asked = dict(zip(range(10, 10 + len(prompts)), prompts, strict=True))
+    assert all(asked[answer] != prompt for [prompt], [answer] in made)
+    answers = [answer for _, [answer] in made]
+    assert len(set(answers)) == len(answers)  # none counts twice
+    most = max(prompts.count(prompt) for prompt in prompts)
+    assert len(made) == (len(prompts) if 2 * most <= len(prompts) else 2 * (len(prompts) - most))
+
+
+def test_a_batch_of_one_prompt_is_said(caplog):
+    plugin = KTO(KTO.Options())
+    for _ in range(2):
+        assert all(one.columns["mismatched"] == 0.0 for one in plugin.make_rows(paired(4, 4, 4)))
+    assert caplog.messages == ["kto: all rows of a batch have one prompt, so the KL counts as 0: set a larger train.batch_size"]
+
+
 def test_a_row_alone_has_no_other_completion():
     (only,) = KTO(KTO.Options()).make_rows(groups(1))
     assert only.columns == {"label": 0.0, "mismatched": 0.0}

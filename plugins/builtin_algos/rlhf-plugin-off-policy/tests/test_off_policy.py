@@ -1,5 +1,6 @@
 """Corrections against loops in float64, what they must not depend on, and a run that shows their metrics."""
 
+import dataclasses
 import importlib.metadata
 import inspect
 import json
@@ -246,3 +247,42 @@ def test_weights_that_could_not_act_are_refused(run):
     assert result.exit_code == 2
     message = "extension:tis does not work with train.old_logprobs sampler (the ratio is against the sampler there,"
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        TIS(TIS.Options(cap=1.5, low=0.7)),
+        IcePop(IcePop.Options(low=0.8, high=1.3)),
+        OffPolicyMask(OffPolicyMask.Options(delta=0.05)),
+        SequenceTruncate(SequenceTruncate.Options(cap=1.2)),
+        *(
+            SequenceMask(SequenceMask.Options(statistic=statistic, low=low, high=high, token_weight=weight))
+            for statistic, low, high in (("sum", 0.5, 1.5), ("geometric", 0.9, 1.1), ("k3", 0.0, 0.1))
+            for weight in ("sequence", "token_truncated", "one")
+        ),
+    ],
+    ids=lambda plugin: f"{type(plugin).__name__}-{getattr(plugin.options, 'statistic', '')}",
+)
+def test_tokens_whose_sampler_is_unknown_are_in_no_statistic(plugin):
+    """What is known weighs as it would if the other tokens were not there; these have their row's weight, or 1."""
+    batch, current = example()
+    unknown = (torch.arange(12) % 4 == 1) & batch.action_mask
+    unknown[1] = batch.action_mask[1]
+    known = batch.action_mask & ~unknown
+    batch.sampler_logprobs = batch.sampler_logprobs.masked_fill(unknown, float("nan"))
+    found = weights(plugin, batch, current)
+    alone = dataclasses.replace(batch, action_mask=known, loss_mask=known)
+    wanted = weights(plugin, alone, current)
+    assert torch.equal(found[known], wanted[known])
+    assert found.isfinite().all()
+    whole = isinstance(plugin, SequenceTruncate) or getattr(plugin.options, "token_weight", "") in ("sequence", "one")
+    for row in range(len(batch)):
+        mine, theirs = found[row][unknown[row]], found[row][known[row]]
+        if whole and known[row].any():
+            assert (mine == theirs[0]).all()
+        elif isinstance(plugin, TIS | IcePop) or not known[row].any():
+            assert (mine == 1).all()
+    if isinstance(plugin, TIS | SequenceMask | SequenceTruncate):
+        metric = plugin.compute_loss(Outputs(logprobs=current), batch)[-1]
+        assert metric.values.isfinite().all()

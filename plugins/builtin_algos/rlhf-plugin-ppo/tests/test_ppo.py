@@ -173,16 +173,14 @@ def test_the_value_loss_counts_the_tokens_of_the_policy_loss_and_is_not_correcte
     assert not value.corrected
 
 
-def test_while_the_critic_warms_up_the_actor_has_no_terms():
+def test_every_role_has_terms_of_its_own():
     batch = with_values(make_batch([3, 3]))
     found = compute(batch)
     batch.advantages, batch.returns = found.advantages, found.returns
     plugin = PPO(Options(critic_warmup=2, entropy_coef=0.1))
     actor = {"logprobs": batch.sampler_logprobs, "entropy": torch.ones(2, 3)}
-    for step, names in ((1, []), (2, []), (3, ["policy", "entropy"])):
-        batch.step = step
-        assert [term.name for term in terms(plugin, "actor", batch, **actor)] == names
-        assert [term.name for term in terms(plugin, "critic", batch, values=torch.zeros(2, 3))] == ["value"]
+    assert [term.name for term in terms(plugin, "actor", batch, **actor)] == ["policy", "entropy"]
+    assert [term.name for term in terms(plugin, "critic", batch, values=torch.zeros(2, 3))] == ["value"]
     assert plugin.compute_loss("reference", Outputs(), batch) == []
 
 
@@ -200,7 +198,7 @@ def test_needs():
     more = PPO(Options(bootstrap_truncated=True, critic_from="reward", critic_warmup=1, entropy_coef=0.1)).needs()
     assert more.outputs == (Output("entropy"), *values, Output("bootstrap", role="critic"))
     assert more.roles[1].source == "reward"
-    assert [(one.setting, one.value) for one in more.forbids] == [("kl.place", "loss")]
+    assert [role.idle_steps for role in more.roles] == [1, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"lam": 1.1}, {"gamma": -0.1}, {"value_clip": 0}, {"whiten": "yes"}, {"critic_warmup": -1}])

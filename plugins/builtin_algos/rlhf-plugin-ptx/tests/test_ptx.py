@@ -71,6 +71,21 @@ def test_the_rows_are_learnt(tmp_path, texts):
     assert math.isfinite(found[-1])
 
 
+def test_the_rows_train_no_policy_that_is_idle(tmp_path, texts):
+    class Late(Learner):
+        @hookimpl
+        def needs(self):
+            return F.policy_needs(F.PolicyLossOptions(), min_group_size=2, idle_steps=2)
+
+    rates = {"actor.schedule": "linear", "train.epochs": 2, "train.old_logprobs": "recompute"}
+    train(tmp_path / "run", texts, algo=Late(), steps=4, **rates)
+    rows = curve(tmp_path / "run")
+    assert [("loss/ptx" in row, "loss/policy" in row, "lr" in row) for row in rows] == [(False,) * 3] * 2 + [(True,) * 3] * 2
+    assert all(math.isfinite(row["ptx/nll"]) for row in rows)
+    # Four updates, of which each step's two are averaged.
+    assert [row["lr"] for row in rows[2:]] == pytest.approx([1e-3 * 0.875, 1e-3 * 0.375])
+
+
 @pytest.mark.parametrize("more", [{}, {"train.minibatches": 3}, {"train.epochs": 2}])
 def test_a_resumed_run_goes_on_with_the_rows_that_come_next(tmp_path, texts, more):
     train(tmp_path / "whole", texts, steps=4, **more)

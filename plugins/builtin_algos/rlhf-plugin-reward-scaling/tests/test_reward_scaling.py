@@ -53,6 +53,18 @@ def test_a_running_mean_is_that_of_all_rewards_so_far():
     assert second == pytest.approx((np.array(TWO) - np.mean(ONE + TWO)) / np.std(ONE + TWO), rel=1e-6)
 
 
+@pytest.mark.parametrize("normalize", ["running", "batch"])
+@pytest.mark.parametrize("reward", [None, "made_up"])
+def test_an_episode_counts_once_however_many_rows_it_has(normalize, reward):
+    rewards, once = [3.0, 3.0, 3.0, -1.0, 4.0, 4.0], np.array([3.0, -1.0, 4.0])
+    batch = make_batch([2] * 6, rewards=rewards)
+    batch.episode_id = torch.tensor([0, 0, 0, 1, 2, 2])
+    plugin = RewardScaling(RewardScaling.Options(normalize=normalize, reward=reward))
+    found = plugin.transform_rewards(batch, batch.rewards.clone())
+    assert found.tolist() == pytest.approx((np.array(rewards) - once.mean()) / once.std(), rel=1e-6)
+    assert plugin.count == (3 if normalize == "running" else 0)
+
+
 def test_a_batch_has_a_mean_of_its_own():
     for found, values in zip(scaled({"normalize": "batch"}, ONE, TWO), (ONE, TWO), strict=True):
         assert found == pytest.approx((np.array(values) - np.mean(values)) / np.std(values), rel=1e-6)

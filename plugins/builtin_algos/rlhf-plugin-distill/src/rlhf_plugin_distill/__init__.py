@@ -77,14 +77,16 @@ class OnPolicyDistill:
     def compute_advantages(self, experience: Experience) -> Advantages:
         """Computes, for ``sample``, ``A_t = log π_T − log π_old``, whose mean over samples is ``−KL(π_old ‖ π_T)``, per token
         and not summed to the right (arXiv:2306.13649; Lu et al., "On-Policy Distillation", 2025). If ``π_old`` is the policy of
-        the same pass, the sampler's log-probabilities are used instead.
+        the same pass, the sampler's log-probabilities are used instead, and tokens without them get 0.
         """
         import torch
 
         mask = experience.action_mask
         if self.options.signal == "full":
             return Advantages(torch.zeros(mask.shape))
-        old = experience.sampler_logprobs if experience.old_logprobs is None else experience.old_logprobs
+        old = experience.old_logprobs
+        if old is None:
+            mask, old = experience.sampled_mask, experience.sampler_logprobs
         gap = torch.where(mask, experience.logprobs["teacher"] - old, 0.0)
         return Advantages(gap, metrics=[Metric("teacher/kl", -gap, mask)])
 

@@ -133,8 +133,9 @@ class SDPO:
         metrics = [Metric(f"teacher/{name}", self._counts[name] / rows) for name in ("solution", "feedback", "too_long")]
         metrics.append(Metric("teacher/taught", mask.any(-1).double()))
         if (known := experience.logprobs.get(TEACHER)) is not None:
-            old = experience.sampler_logprobs if experience.old_logprobs is None else experience.old_logprobs
-            metrics.append(Metric("teacher/kl", old - known, mask))
+            old = experience.old_logprobs
+            measured = mask if old is not None else mask & experience.sampled_mask
+            metrics.append(Metric("teacher/kl", (experience.sampler_logprobs if old is None else old) - known, measured))
         values = F.group_normalize(experience.rewards.double(), experience.group_id, experience.episode_id, eps=1e-6)
         return Advantages(F.on_actions(values, experience.action_mask), metrics=metrics)
 

@@ -14,14 +14,16 @@ class OPO(Estimator):
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
-        """Computes ``A_i = R̃_i − Σ_g |y_j|·R̃_j / Σ_g |y_j|`` on every action token (eq. 7), with lengths in action tokens."""
+        """Computes ``A_i = R̃_i − Σ_g |y_j|·R̃_j / Σ_g |y_j|`` on every action token (eq. 7). ``j`` is an episode, ``|y_j|`` the
+        number of its action tokens, ``R̃_j`` the mean over its rows.
+        """
         import torch
 
-        mask, ids = experience.action_mask, experience.group_id
-        centred = F.group_normalize(rewards_of(experience), ids, experience.episode_id, std="none")  # 0 where all are equal
+        mask, ids, episodes = experience.action_mask, experience.group_id, experience.episode_id
+        centred = F.group_normalize(rewards_of(experience), ids, episodes, std="none")  # 0 where all are equal
         groups, lengths = torch.unique(ids, return_inverse=True)[1], mask.sum(-1).double()
         weighted, whole = (
             torch.zeros(int(groups.max()) + 1, dtype=torch.float64).index_add(0, groups, each)
-            for each in (lengths * centred, lengths)
+            for each in (lengths * F.group_mean(centred, episodes), lengths)
         )
         return Advantages(F.on_actions(centred - (weighted / whole.clamp(min=1))[groups], mask))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,8 @@ from rlhf_host import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 class Options(BaseModel):
@@ -37,6 +40,7 @@ class KTO:
     """KTO: desirable completions must get likelier and undesirable ones less likely, compared with the estimated KL."""
 
     Options = Options
+    _warned = False
 
     def __init__(self, options: Options):
         self.options = options
@@ -55,13 +59,19 @@ class KTO:
 
     @hookimpl
     def make_rows(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """Returns the rows, and each prompt with the completion of the row before it (the first with the last's), which is not
-        trained.
+        """Returns the rows, and each prompt with the completion of a row that has another prompt, which is not trained: of the row
+        before it (the first with the last's), or further back where that makes more prompts differ. A row whose prompt does not
+        differ even so has none.
         """
         rows = [row for group in groups for row in group.trajectories]
         if self.options.loss != "kto":
             return rows
-        others = [mismatched(row, rows[place - 1]) for place, row in enumerate(rows)] if len(rows) > 1 else []
+        prompts = [(tuple(row.prompt_ids), *(image.key for image in row.segments[0].images)) for row in rows]
+        back = shift(prompts)
+        others = [mismatched(row, rows[at - back]) for at, row in enumerate(rows) if prompts[at] != prompts[at - back]]
+        if len(rows) > 1 and not others and not self._warned:
+            self._warned = True
+            log.warning("kto: all rows of a batch have one prompt, so the KL counts as 0: set a larger train.batch_size")
         return [*(replace(row, columns={**row.columns, "mismatched": 0.0}) for row in rows), *others]
 
     @hookimpl
@@ -81,7 +91,7 @@ class KTO:
         options, label = self.options, batch.columns["label"]
         if options.loss == "kto" and "mismatched" not in batch.columns:
             raise ValueError("the batch has no column 'mismatched': kto trains on the rows of its make_rows")
-        # An optimizer batch of one row, as the last of an epoch may be, has no other completion.
+        # An optimizer batch of one prompt, as the last of an epoch may be, has no other completion.
         z = max(0.0, batch.stats.get("mismatched_kl", 0.0)) if options.loss == "kto" else 0.0
         x, good, trained = log_ratios(outputs, batch), label == 1, batch.loss_mask.any(-1)
         sign, weight = 2.0 * good - 1, good * options.desirable_weight + ~good * options.undesirable_weight
@@ -92,6 +102,21 @@ class KTO:
         yield Metric("rewards/chosen", rewards, trained & good)
         yield Metric("rewards/rejected", rewards, trained & ~good)
         yield Metric("desirable", good.float(), trained)
+
+
+def shift(prompts: Sequence[Hashable]) -> int:
+    """Returns the smallest number of places by which as many prompts as possible meet another one, 0 for one prompt."""
+    import numpy as np
+
+    numbers: dict[Hashable, int] = {}
+    ids = np.array([numbers.setdefault(prompt, len(numbers)) for prompt in prompts])
+    most = best = 0
+    for back in range(1, len(ids)):
+        if (count := int((ids != np.roll(ids, back)).sum())) > most:
+            most, best = count, back
+        if most == len(ids):
+            break
+    return best
 
 
 def mismatched(row: Trajectory, other: Trajectory) -> Trajectory:

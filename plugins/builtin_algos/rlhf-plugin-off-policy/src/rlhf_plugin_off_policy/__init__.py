@@ -1,6 +1,7 @@
 """Weights and gates for tokens that the sampler drew from another distribution than the trainer's.
 
-``log w = log π_old − log μ`` per action token, μ being the sampler. Weights are 1 outside the mask.
+``log w = log π_old − log μ`` per action token, μ being the sampler. Weights are 1 outside the mask. Tokens whose ``log μ`` is
+unknown are in no statistic, and have no weight of their own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Bounding:
 
     @hookimpl
     def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
-        return self.bounded(logprobs.old, logprobs.sampler, batch.action_mask)[0].masked_fill(~batch.action_mask, 1.0)
+        return self.bounded(logprobs.old, logprobs.sampler, batch.sampled_mask)[0].masked_fill(~batch.action_mask, 1.0)
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
@@ -56,7 +57,7 @@ class _Bounding:
         if outputs.logprobs is None:
             return []
         trainer = outputs.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        cut = self.bounded(trainer, batch.sampler_logprobs, batch.action_mask)[1]
+        cut = self.bounded(trainer, batch.sampler_logprobs, batch.sampled_mask)[1]
         return [Metric("correction/truncated", cut.float(), batch.loss_mask)]
 
 
@@ -80,7 +81,7 @@ class TIS(_Bounding):
     def bounded(self, logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio = F.importance_ratio(logprobs, sampler_logprobs, mask)
         low, high = self.options.bounds
-        return ratio.clamp(low, high), (ratio < low) | (ratio > high)
+        return ratio.clamp(low, high).where(mask, 1.0), ((ratio < low) | (ratio > high)) & mask
 
 
 class IcePop:
@@ -100,9 +101,9 @@ class IcePop:
 
     @hookimpl
     def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
-        ratio = F.importance_ratio(logprobs.old, logprobs.sampler, batch.action_mask)
+        ratio = F.importance_ratio(logprobs.old, logprobs.sampler, batch.sampled_mask)
         within = (ratio >= self.options.low) & (ratio <= self.options.high)
-        return (ratio * within).masked_fill(~batch.action_mask, 1.0)
+        return (ratio * within).masked_fill(~batch.sampled_mask, 1.0)
 
 
 class SequenceTruncate(_Bounding):
@@ -123,7 +124,7 @@ class SequenceTruncate(_Bounding):
     @hookimpl
     def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
         """Returns ``[B]`` weights of whole rows, so that losses per row can use them too."""
-        return _exp(_log_ratio(logprobs.old, logprobs.sampler, batch.action_mask)).squeeze(-1).clamp(max=self.options.cap)
+        return _exp(_log_ratio(logprobs.old, logprobs.sampler, batch.sampled_mask)).squeeze(-1).clamp(max=self.options.cap)
 
 
 class SequenceMask(_Bounding):
@@ -159,7 +160,7 @@ class SequenceMask(_Bounding):
         else:  # compared as logarithms, which cannot overflow
             value = total / mask.sum(-1, keepdim=True).clamp(min=1) if options.statistic == "geometric" else total
             low, high = (math.log(bound) if bound > 0 else -math.inf for bound in options.bounds)
-        kept = ((value >= low) & (value <= high)).expand(mask.shape)
+        kept = ((value >= low) & (value <= high) | ~mask.any(-1, keepdim=True)).expand(mask.shape)
         ratio = F.importance_ratio(logprobs, sampler_logprobs, mask)
         if options.token_weight == "sequence":
             ratio = _exp(total).expand(mask.shape)
@@ -183,7 +184,7 @@ class OffPolicyMask:
 
     @hookimpl
     def importance_weights(self, logprobs: PolicyLogprobs, batch: Batch) -> Tensor:
-        drift = F.masked_mean(logprobs.sampler - logprobs.current, batch.action_mask, -1).unsqueeze(-1)
+        drift = F.masked_mean(logprobs.sampler - logprobs.current, batch.sampled_mask, -1).unsqueeze(-1)
         out = (batch.advantages < 0) & (drift > self.options.delta) & batch.action_mask
         return (~out).to(drift.dtype)
 

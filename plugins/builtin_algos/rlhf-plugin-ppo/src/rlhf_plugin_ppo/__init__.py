@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from rlhf_host import Advantages, Batch, Experience, Forbid, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
+from rlhf_host import Advantages, Batch, Experience, LossTerm, Metric, Needs, Output, Outputs, RoleNeed, hookimpl
 from rlhf_host import functional as F
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ class PPO:
         outputs = [Output("values"), Output("values", role="critic")]
         if options.bootstrap_truncated:
             outputs.append(Output("bootstrap", role="critic"))
-        noise = "in the warm-up of the critic its gradient is rounding noise, which Adam scales up"
-        forbids = [Forbid("kl.place", "loss", noise)] if options.critic_warmup else []
-        idle = options.critic_warmup
-        return F.policy_needs(options, idle_steps=idle, roles=(critic,), outputs=outputs, forbids=forbids)
+        return F.policy_needs(options, idle_steps=options.critic_warmup, roles=(critic,), outputs=outputs)
 
     @hookimpl
     def compute_advantages(self, experience: Experience) -> Advantages:
@@ -76,12 +73,9 @@ class PPO:
 
     @hookimpl
     def compute_loss(self, role: str, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
-        warmup = self.options.critic_warmup
         if role == "critic":
             return _value_loss(outputs, batch, self.options.value_clip)
-        if role == "actor" and (not warmup or batch.step > warmup):
-            return F.policy_loss(outputs, batch, self.options)
-        return []
+        return F.policy_loss(outputs, batch, self.options) if role == "actor" else []
 
 
 def _value_loss(outputs: Outputs, batch: Batch, clip: float | None) -> list[LossTerm | Metric]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhf_host import Experience, RunError, hookimpl
+from rlhf_host import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,29 +48,32 @@ class RewardScaling:
     @hookimpl
     def transform_rewards(self, experience: Experience, rewards: Tensor) -> Tensor:
         """Computes ``clip((r − mean)/std)`` of the rewards ``[B]``, or adds ``w·(clip((x − mean)/std) − x)`` for one reward ``x``
-        of weight ``w``. Rows without that reward stay as they are. Raises ``RunError`` if no row has it.
+        of weight ``w``. Mean and deviation are over episodes. Rows without that reward stay as they are. Raises ``RunError`` if no
+        row has it.
         """
+        episodes = experience.episode_id
         if (name := self.options.reward) is None:
-            return self._scaled(rewards.double()).to(rewards.dtype)
+            return self._scaled(rewards.double(), episodes).to(rewards.dtype)
         if name not in experience.reward_names:
             raise RunError(f"reward_scaling.reward is {name}, and the rewards are {', '.join(experience.reward_names)}")
         place = experience.reward_names.index(name)
         values = experience.plugin_rewards[:, place].double()
         has = values.isfinite()
         change = values.new_zeros(len(values))
-        change[has] = self._scaled(values[has]) - values[has]
+        change[has] = self._scaled(values[has], episodes[has]) - values[has]
         return rewards + (experience.reward_weights[place] * change).to(rewards.dtype)
 
-    def _scaled(self, values: Tensor) -> Tensor:
+    def _scaled(self, values: Tensor, episodes: Tensor) -> Tensor:
+        each = values.new_tensor([*dict(zip(episodes.tolist(), F.group_mean(values, episodes).tolist(), strict=True)).values()])
         if self.options.normalize == "running":
-            for value in values.tolist():  # Welford, 1962
+            for value in each.tolist():  # Welford, 1962
                 gap, self.count = value - self.mean, self.count + 1
                 self.mean += gap / self.count
                 self.squares += gap * (value - self.mean)
             if self.count:
                 values = (values - self.mean) / max(math.sqrt(self.squares / self.count), LEAST)
         elif self.options.normalize == "batch" and len(values):
-            values = (values - values.mean()) / values.std(correction=0).clamp(min=LEAST)
+            values = (values - each.mean()) / each.std(correction=0).clamp(min=LEAST)
         if self.options.low is None and self.options.high is None:
             return values
         return values.clamp(self.options.low, self.options.high)

@@ -124,6 +124,12 @@ TABLE = [
         "loss_is_finite_at_extreme_gaps", "algorithm", "(logprobs - old).clamp(-20, 20).exp()", "(2 * (logprobs - old)).exp()"
     ),
     breaks(
+        "loss_is_finite_where_the_sampler_is_unknown",
+        "algorithm",
+        'LossTerm("policy", values)',
+        'LossTerm("policy", values + 0 * batch.sampler_logprobs)',
+    ),
+    breaks(
         "loss_is_finite_when_masked_out",
         "algorithm",
         'LossTerm("policy", values)',

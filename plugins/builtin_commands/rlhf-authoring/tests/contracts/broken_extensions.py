@@ -57,6 +57,12 @@ TABLE = [
     breaks("importance_weights_are_row_wise", "weights", "return weights", "return weights / weights[mask].mean()"),
     breaks("importance_weights_at_extreme_gaps", "weights", "gap.clamp(-20, 20).exp().clamp(max=2.0)", "(gap * 2).exp()"),
     breaks(
+        "importance_weights_where_the_sampler_is_unknown",
+        "weights",
+        "mask = batch.sampled_mask",
+        "mask = batch.action_mask",
+    ),
+    breaks(
         "importance_weights_ignore_masked_garbage",
         "weights",
         "torch.where(mask, logprobs.old - logprobs.sampler, 0.0)",

@@ -245,7 +245,7 @@ WEIGHTS = (
     def importance_weights(self, logprobs, batch):
         import torch
 
-        mask = batch.action_mask
+        mask = batch.sampled_mask
         gap = torch.where(mask, logprobs.old - logprobs.sampler, 0.0)
         weights = gap.clamp(-20, 20).exp().clamp(max=2.0)
         return weights

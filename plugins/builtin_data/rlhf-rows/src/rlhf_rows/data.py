@@ -100,7 +100,7 @@ class RowData:
 
     def _batch(self, config: RunConfig, manager: PluginManager, started: Any) -> Any:
         """Returns the function that makes tensors of groups."""
-        batches = Batches(manager, started.needs, config.rollout.temperature)
+        batches = Batches(manager, started.needs)
 
         def batch(groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
             return batches.batch(groups, started.runtime.trainer, step=step, version=version, times=times, known=self._known)
@@ -119,7 +119,7 @@ class RowData:
         """Yields every row that the run will see: all units; if a plugin makes rows of whole batches, the run's batches in their
         order.
         """
-        batches = Batches(manager, needs, config.rollout.temperature)
+        batches = Batches(manager, needs)
         if manager.has("make_rows"):
             source = self._source(config, manager, None)
             for step in range(1, self.steps(config) + 1):

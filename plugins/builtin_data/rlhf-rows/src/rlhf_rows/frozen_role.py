@@ -47,7 +47,6 @@ class FrozenRole:
             "role": role.model_dump(mode="json", include={"dtype", "quantize", "attn_implementation"}),
             "train": config.train.model_dump(mode="json", include={"autocast", "shared_prefix"}),
             "kernels": config.kernels.model_dump(mode="json"),
-            "temperature": config.rollout.temperature,
             "libraries": (torch.__version__, transformers.__version__),
         }
 

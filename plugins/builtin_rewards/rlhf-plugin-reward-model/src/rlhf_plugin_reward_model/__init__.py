@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from rlhf_host import Experience, Needs, Reward, RoleNeed, ScoreContext, Segment, Trajectory, UserError, hookimpl
+from rlhf_host import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,14 +132,16 @@ class RewardModel:
     @hookimpl
     def transform_rewards(self, experience: Experience, rewards: Tensor) -> Tensor:
         """Adds ``w·(clip((x − mean)/std) − x)`` to the rewards, with ``x [B]`` the model's scores and ``w`` its weight.
-        Population deviations.
+        Population deviations, over episodes.
         """
         mine, options = self._column(experience), self.options
         if mine is None or experience.reward_weights[mine] == 0 or (options.normalize, options.clip) == ("none", None):
             return rewards
         raw = values = experience.plugin_rewards[:, mine].double()
+        means = F.group_mean(raw, experience.episode_id).tolist()
+        each = raw.new_tensor([*dict(zip(experience.episode_id.tolist(), means, strict=True)).values()])
         if options.normalize == "running":
-            for value in raw.tolist():  # Welford, 1962
+            for value in each.tolist():  # Welford, 1962
                 gap, self.count = value - self.mean, self.count + 1
                 self.mean += gap / self.count
                 self.squares += gap * (value - self.mean)
@@ -146,7 +149,7 @@ class RewardModel:
         elif options.normalize == "file":
             values = (raw - self._of_file[0]) / self._of_file[1]
         elif options.normalize == "batch":
-            values = (raw - raw.mean()) / raw.std(correction=0).clamp(min=1e-6)
+            values = (raw - each.mean()) / each.std(correction=0).clamp(min=1e-6)
         if options.clip is not None:
             values = values.clamp(-options.clip, options.clip)
         return rewards + experience.reward_weights[mine] * (values - raw)

@@ -105,6 +105,13 @@ def noise(batch: Experience, salt: int) -> Tensor:
     return values
 
 
+def without_some(batch: Experience) -> Tensor:
+    """Returns log-probabilities of the sampler that are unknown in the first row, and in every second place of the others."""
+    unknown = torch.arange(batch.action_mask.shape[1]) % 2 == 0
+    unknown = unknown | (torch.arange(len(batch)) == 0).unsqueeze(-1)
+    return batch.sampler_logprobs.masked_fill(batch.action_mask & unknown, float("nan"))
+
+
 def advantages_of(manager: PluginManager, batch: Experience, *, shaped: bool = True) -> Advantages:
     """Returns what the plugin makes of the batch: transforms, shaping and masks, then advantages; ``batch`` keeps them all.
 

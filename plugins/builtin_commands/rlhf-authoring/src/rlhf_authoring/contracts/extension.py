@@ -13,7 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_authoring.contracts.batches import apart, close, in_order, is_finite, make_batch, make_groups, noise, spoil, widen
+from rlhf_authoring.contracts.batches import (
+    apart,
+    close,
+    in_order,
+    is_finite,
+    make_batch,
+    make_groups,
+    noise,
+    spoil,
+    widen,
+    without_some,
+)
 from rlhf_authoring.contracts.offline_batches import offline_batch
 from rlhf_authoring.contracts.session import METRICS
 from rlhf_authoring.contracts.subject import Subject, check, expect
@@ -176,6 +187,16 @@ def importance_weights_at_extreme_gaps(subject: Subject) -> None:
         weights = _weights(subject, far)
         fine = is_finite(weights) and bool((weights >= 0).all())
         expect(fine, f"a gap of {gap:g} nats makes importance_weights that are not finite; clamp before exp")
+
+
+@check("importance_weights")
+def importance_weights_where_the_sampler_is_unknown(subject: Subject) -> None:
+    """Finite and not negative where the sampler's log-probabilities are NaN, in a whole row and in parts of others."""
+    batch = _correction_batch(subject)
+    batch.sampler_logprobs = without_some(batch)
+    weights = _weights(subject, batch)
+    fine = is_finite(weights) and bool((weights >= 0).all())
+    expect(fine, "importance_weights are not finite where the sampler is unknown; use batch.sampled_mask")
 
 
 @check("importance_weights")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_authoring.contracts import training
-from rlhf_authoring.contracts.batches import close, is_finite, noise, spoil, widen
+from rlhf_authoring.contracts.batches import close, is_finite, noise, spoil, widen, without_some
 from rlhf_authoring.contracts.subject import Broken, Subject, check, expect
 from rlhf_authoring.contracts.training import Updated, trainable, training_batch, update
 from rlhf_host import AlgoNeeds, Experience, LossTerm, Metric
@@ -129,6 +129,15 @@ def loss_is_finite_at_extreme_gaps(subject: Subject) -> None:
         batch.logprobs = {other: value + gap for other, value in batch.logprobs.items()}
         finite = update(subject, manager, role, batch).finite
         expect(finite, f"{name}log-probabilities 50 nats apart make a loss or gradient that is not finite; clamp before exp")
+
+
+@check("compute_loss")
+def loss_is_finite_where_the_sampler_is_unknown(subject: Subject) -> None:
+    """Loss and gradient are finite where the sampler's log-probabilities are NaN, in a whole row and in parts of others."""
+    for name, manager, role, batch in cases(subject):
+        batch.sampler_logprobs = without_some(batch)
+        finite = update(subject, manager, role, batch).finite
+        expect(finite, f"{name}tokens that nothing sampled make a loss that is not finite; use batch.sampled_mask")
 
 
 @check("compute_loss")
