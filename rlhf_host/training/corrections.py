@@ -103,11 +103,7 @@ def _examine(key: str, findings: list[float]) -> None:
 def say_unused(keys: str) -> None:
     """Warns, once, of plugins whose weights no loss term has taken, if there are any."""
     if keys:
-        log.warning(
-            "%s gave importance_weights, and no loss term has taken them so far: only terms marked corrected take weights, and"
-            " terms [B] only weights [B]",
-            keys,
-        )
+        log.warning("%s: no loss term has taken its weights so far; those with corrected=True do, a term [B] only [B]", keys)
 
 
 @cache

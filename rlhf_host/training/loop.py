@@ -86,9 +86,7 @@ class Loop:
         keeper.end(interrupted=interrupted)
         if metrics.get("correction/unused") and not interrupted:
             keys = ", ".join(self.parts.manager.names("importance_weights"))
-            raise RunError(
-                f"{keys}: no loss term took importance_weights in the whole run; leave it out, or choose another loss"
-            )
+            raise RunError(f"{keys}: no loss term took its weights in the whole run; leave it out, or choose another loss")
         return Outcome(
             "interrupted" if interrupted else "finished",
             progress.step,

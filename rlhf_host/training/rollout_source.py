@@ -217,8 +217,7 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
     # The policy as it is stands for a sampler that is unknown.
     if mode == "recompute" or (mode == "sampler" and bool((experience.action_mask & ~experience.sampled_mask).any())):
         now = experience.logprobs.get("actor")
-        now = trainer.outputs("actor", "logprobs", experience) if now is None else now
-        known = experience.old_logprobs
+        now, known = trainer.outputs("actor", "logprobs", experience) if now is None else now, experience.old_logprobs
         experience.old_logprobs = now if known is None else torch.where(experience.sampled_mask, known, now)
 
 

@@ -150,8 +150,7 @@ class Worker:
             if self.hooks.has("batch_statistics"):
                 self._statistics(role, batch, trained)
             backend = role.backend if learn and role.name not in idle else None
-            reducer = None if role.name in idle else Reducer(whole)
-            accumulation = self._accumulation(role, backend, reducer, sampled_now=sampled_now)
+            accumulation = self._accumulation(role, backend, None if role.name in idle else whole, sampled_now)
             with torch.set_grad_enabled(backend is not None):
                 result = accumulation.run(batch, self._plan(role, batch, trained, inside=accumulation.whole), rows)
             self.compute_s += result.compute_s
@@ -169,7 +168,7 @@ class Worker:
             update.flops, update.devices, update.peak_flops = flops, self.ranks.parts, peak_flops(device)
         return update
 
-    def _accumulation(self, role: Role, backend: Backend | None, reducer: Reducer | None, *, sampled_now: bool) -> Accumulation:
+    def _accumulation(self, role: Role, backend: Backend | None, whole: Denominators | None, sampled_now: bool) -> Accumulation:
         """Returns the object that computes the role's losses, with the outputs that plugins need of it."""
         own = [output.what for output in self.needs.outputs if not output.role]
         others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
@@ -178,7 +177,7 @@ class Worker:
             role=role,
             backend=backend,
             hooks=self.hooks,
-            reducer=reducer,
+            reducer=None if whole is None else Reducer(whole),
             outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
             entropy_grad="entropy" in own,
             whole=wanted,

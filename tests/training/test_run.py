@@ -267,8 +267,6 @@ def test_a_correction_that_no_loss_takes_in_the_whole_run_is_an_error_at_its_end
 
     run(2)
     assert not [line for line in caplog.messages if "in the whole run" in line]
-    with pytest.raises(
-        RunError, match="extension:Weights: no loss term took importance_weights in the whole run; leave it out"
-    ):
+    with pytest.raises(RunError, match="extension:Weights: no loss term took its weights in the whole run; leave it out"):
         run(3)
     assert (tmp_path / "3" / "checkpoints" / "step-000002").exists()

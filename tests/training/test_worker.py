@@ -464,7 +464,7 @@ def test_weights_that_no_term_takes_are_said_once(tiny_model, loss, caplog):
     corrections.say_unused.cache_clear()
     worker = worker_for(AutoModelForCausalLM.from_pretrained(tiny_model), manager(loss, Weights()))
     assert [worker.update(batch()).metrics.result()["correction/unused"] for _ in range(2)] == [1.0, 1.0]
-    said = "extension:p1 gave importance_weights, and no loss term has taken them so far: only terms marked corrected"
+    said = "extension:p1: no loss term has taken its weights so far; those with corrected=True do"
     assert len([line for line in caplog.messages if line.startswith(said)]) == 1
 
 
