@@ -38,6 +38,9 @@ NEAR = {
             "a_resumed_run_is_value_for_value_the_one_that_never_stopped",
         )
     ),
+    "plugins/builtin_algos/rlhf-plugin-group-methods": " ".join(
+        f"plugins/builtin_algos/rlhf-plugin-group-methods/tests/test_{name}.py" for name in ("advantages", "losses")
+    ),
     "rlhf_host/backends/optimizers": "tests/backends/test_optimizers.py tests/backends/test_steps.py",
     "rlhf_host/backends": "tests/backends/test_steps.py",
     "plugins/builtin_data/rlhf-rows/src/rlhf_rows/spans": (
@@ -65,6 +68,7 @@ NEAR = {
         "tests/rollouts/test_experience.py tests/rollouts/test_collect.py tests/rollouts/test_broken_plugins.py"
     ),
     "rlhf_host/training/auxiliary_rows": "tests/training/test_auxiliary_rows.py",
+    "rlhf_host/training/batches": "tests/training/test_rows.py",
     "rlhf_host/training/soft_updates": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
     "rlhf_host/training/worker": (
         "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py"

@@ -1,6 +1,7 @@
 """A real, tiny reward model judges as transformers' own forward pass does, whatever shares its batch."""
 
 import asyncio
+import dataclasses
 import json
 import math
 import os
@@ -328,6 +329,17 @@ def test_running_counts_every_trajectory_so_far(same, groups):
             "records keep what was said"
         )
         assert torch.allclose(batch.token_rewards.sum(-1), batch.rewards, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", ["running", "batch"])
+def test_an_episode_of_several_trajectories_counts_once(same, groups, normalize):
+    plugin = RewardModel(RewardModel.Options(normalize=normalize))
+    together = [dataclasses.replace(row, episode_id="one", row=number) for number, row in enumerate(groups[0])]
+    batch = train_batch(role_of(same), [together, *groups[1:]], ("helpful", plugin, 1.0))
+    raw, count = batch.plugin_rewards[:, 0].tolist(), len(together)
+    each = [statistics.fmean(raw[:count]), *raw[count:]]
+    mean, deviation = statistics.fmean(each), statistics.pstdev(each)
+    assert batch.rewards.tolist() == pytest.approx([(x - mean) / deviation for x in raw], abs=1e-5)
 
 
 def test_running_statistics_are_those_of_training_and_survive_a_checkpoint(same, groups):
