@@ -1,7 +1,6 @@
 """Weights and gates for tokens that the sampler drew from another distribution than the trainer's.
 
-``log w = log π_old − log μ`` per action token, μ being the sampler. Weights are 1 outside the mask. Tokens whose ``log μ`` is
-unknown are in no statistic, and have no weight of their own.
+``log w = log π_old − log μ`` per action token whose sampler μ is known; no statistic has others. Weights are 1 outside the mask.
 """
 
 from __future__ import annotations
