@@ -247,8 +247,8 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     if in_loss.numel():
         metrics |= {"advantages/mean": float(in_loss.mean()), "advantages/std": float(in_loss.std(correction=0))}
     if needs.min_group_size > 1:  # to others a group is nothing
-        equal = GroupedEpisodes(experience.rewards, experience.group_id).constant()  # such groups teach nothing
-        metrics["groups/no_variance"] = float(equal.double().mean())
+        episodes = GroupedEpisodes(experience.rewards, experience.group_id, experience.episode_id)
+        metrics["groups/no_variance"] = float(episodes.constant().double().mean())  # such groups teach nothing
     counts = experience.loss_mask.sum(-1)
     sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
     means = (sums / counts.clamp(min=1)).tolist()

@@ -13,6 +13,7 @@ from rlhf_host import functional as F
         ("clip", "token-mean"),
         ("cispo", "token-mean"),
         ("dppo_tv", "token-mean"),
+        ("ratio", "token-mean"),
         ("pg", "token-mean"),
         ("gspo", "sequence-mean-token-mean"),
         ("sapo", "sequence-mean-token-mean"),

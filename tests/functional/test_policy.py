@@ -35,6 +35,8 @@ def formula(loss, x, frozen, old, a, sequence_ratio, options):
         moved = math.exp(frozen) - math.exp(old)
         kept = moved <= options.dppo_delta if a > 0 else moved >= -options.dppo_delta
         return -min(frozen_ratio, options.dppo_max) * a * x if kept else 0.0
+    if loss == "ratio":
+        return -ratio * a
     return -a * x
 
 
@@ -94,6 +96,7 @@ def metrics_of(loss, logprobs, old, advantages, **options):
         ("sapo", {"sapo_tau": 2.0, "sapo_tau_negative": 3.0}),
         ("dppo_tv", {}),
         ("dppo_tv", {"dppo_delta": 0.05, "dppo_max": 2.0}),
+        ("ratio", {}),
         ("pg", {}),
     ],
 )
@@ -284,7 +287,7 @@ def test_metrics_count_loss_tokens_only():
     batch, logprobs = random_batch()
     for loss in LOSSES:
         metrics = [i for i in F.policy_loss(Outputs(logprobs), batch, F.PolicyLossOptions(loss=loss)) if isinstance(i, Metric)]
-        assert bool(metrics) == (loss != "pg")
+        assert bool(metrics) == (loss not in ("pg", "ratio"))
         assert all(metric.mask is batch.loss_mask and not metric.values.requires_grad for metric in metrics)
 
 
