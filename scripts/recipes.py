@@ -97,12 +97,12 @@ class Recipe:
 
     @cached_property
     def expected(self) -> list[Expected]:
-        """``METRIC FIRST-LAST VALUE ± TOLERANCE, ...`` of each line."""
+        """``METRIC FIRST-LAST VALUE within TOLERANCE, ...`` of each line."""
         found = []
         for line in self.head["expected"]:
             metric, _, parts = line.partition(" ")
             for part in parts.split(", "):
-                match = re.fullmatch(r"(\d+)(?:-(\d+))? (-?[\d.]+) ± ([\d.]+)", part)
+                match = re.fullmatch(r"(\d+)(?:-(\d+))? (-?[\d.]+) within ([\d.]+)", part)
                 if match is None:
                     raise SystemExit(f"{self.file}: cannot be read: expected: {part!r}")
                 first, last, value, tolerance = match.groups()
@@ -156,7 +156,7 @@ def rows(recipe: Recipe) -> list[list[str]]:
     for each in recipe.expected:
         new = not lines or each.metric != recipe.expected[len(lines) - 1].metric
         shown = [each.metric, curve(run, each.metric)] if new else ["", ""]
-        figures = [each.steps, f"{each.value:g} ± {each.tolerance:g}", f"{each.measured(run):.3g}"]
+        figures = [each.steps, f"{each.value:g} within {each.tolerance:g}", f"{each.measured(run):.3g}"]
         lines.append([*(first if not lines else [""] * 3), *shown, *figures, "ok" if each.holds(run) else "no"])
     return lines
 

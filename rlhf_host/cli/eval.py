@@ -18,6 +18,8 @@ from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import UserError, visible
 from rlhf_host.phases import phase
+from rlhf_host.records.figures import beside, figure
+from rlhf_host.runs.directory import HEADLINES
 from rlhf_host.runs.models import at_step, run_model, run_of
 
 HELP_GROUP = "Train"
@@ -133,12 +135,11 @@ def _print_table(metrics: Mapping[str, float]) -> None:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("metric")
-    table.add_column("value", justify="right")
-    if any(name.endswith("/stderr") for name in metrics):
-        table.add_column("95 %")
-    for name, value in metrics.items():
-        if name.endswith("/stderr"):
-            continue
-        error = metrics.get(f"{name.removesuffix('/mean')}/stderr")
-        table.add_row(Text(visible(name)), f"{value:.4g}", *([] if error is None else [f"± {1.96 * error:.2g}"]))
+    table.add_column("value", justify="left")
+    for name in metrics:
+        if not name.endswith("/stderr"):
+            table.add_row(Text(visible(name)), figure(metrics, name))
     Console().print(table)
+    for name in HEADLINES:
+        if name in metrics and (text := beside(metrics, name)):
+            click.echo(f"{name}: {text}")

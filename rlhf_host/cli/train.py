@@ -21,6 +21,7 @@ from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import Loaded
 from rlhf_host.plugins.spellings import written_short
+from rlhf_host.records.figures import beside, figure
 from rlhf_host.records.needs import Needs, Outcome
 
 HELP_GROUP = "Train"
@@ -135,8 +136,10 @@ def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: 
     early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
     parts = [name for name in ("metrics.jsonl", "trajectories/", "checkpoints/", "model/") if (run_dir / name).exists()]
     lines = [f"\nFinished{early}. Everything is in {run_dir}: {', '.join(parts)}"]
-    if (score := outcome.metrics.get("eval/pass@1")) is not None:
-        lines.append(f"Held-out pass@1 at the end: {score:.3f} over {outcome.metrics.get('eval/samples', 0):.0f} samples")
+    if "eval/pass@1" in (metrics := outcome.metrics):
+        more = f"; {text}" if (text := beside(metrics, "eval/pass@1")) else ""
+        score = figure(metrics, "eval/pass@1", ".3f")
+        lines.append(f"Held-out pass@1 at the end: {score} over {metrics.get('eval/samples', 0):.0f} samples{more}")
     if not needs.samples and (loss := outcome.metrics.get("eval/loss")) is not None:
         lines.append(f"Held-out loss at the end: {loss:.4f}")
     best = run_dir / BEST

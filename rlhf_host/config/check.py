@@ -22,7 +22,7 @@ from rlhf_host.records.needs import AgentNeeds, AlgoNeeds, CorrectionNeeds, Need
 
 EVAL_METRICS = (
     *("reward/mean", "reward/stderr", "score/mean", "score/stderr"),
-    *("length/mean", "truncated", "samples", "unjudged", "failed"),
+    *("length/mean", "truncated", "samples", "unjudged", "failed", "failed/share"),
 )
 """Metrics that evaluations of samples give under ``eval/``, beside pass@k."""
 RESERVED = ("agent", "mean", "std", "min", "max", "stderr")

@@ -242,6 +242,11 @@ class Trajectory:
         return self.finish_reason == "length"
 
     @property
+    def failed(self) -> bool:
+        """True if it stands for an episode that could not be finished."""
+        return (self.unjudged_reason or "").startswith(FAILED)
+
+    @property
     def prompt_text(self) -> str:
         return self._text(self.prompt_ids)
 

@@ -221,7 +221,8 @@ class Collector:
             raise NoBatchError(f"{what} (limit rollout.max_unjudged {self.settings.max_unjudged:g}); {why}", into.draws)
         if self.told is None or context.step - self.told >= REMIND:
             self.told = context.step
-            log.warning("%s, step %d: %s and are left out; %s", self.split, context.step, what, why)
+            rest = " and are left out" if self.split == "train" else ""
+            log.warning("%s, step %d: %s%s; %s", self.split, context.step, what, rest, why)
 
     def begin(self, group_id: str, draw: Draw, context: ScoreContext) -> asyncio.Task[Played]:
         """Starts playing and scoring a draw's episodes, concurrently with other work."""

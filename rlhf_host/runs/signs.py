@@ -91,12 +91,18 @@ class Signs:
                     f" with --with {recommended('extension', 'mismatch')}, or compute both in the same type"
                 ),
             )
-        for name, whose in (("eval/unjudged", "held-out answers"), ("rollout/unjudged", "trajectories")):
+        rest = "are left out: the other figures are of the rest"
+        for name, text in (
+            ("eval/unjudged", f"held-out answers could not be judged (eval/unjudged) and {rest}"),
+            ("rollout/unjudged", f"trajectories could not be judged (rollout/unjudged) and {rest}"),
+            (
+                "eval/failed",
+                "held-out episodes failed (eval/failed): they count as wrong, and rewards and lengths are of the rest",
+            ),
+            ("rollout/failed", f"episodes failed (rollout/failed) and {rest}"),
+        ):
             if (lost := value(name)) > 0:
-                yield (
-                    name,
-                    f"{lost:.0f} {whose} could not be judged ({name}) and are left out: the other figures are of the rest",
-                )
+                yield name, f"{lost:.0f} {text}"
         if value("grad_norm") == 0 and value("groups/no_variance") != 1:  # where it is 1, that is reported already
             yield "gradient", "grad_norm is 0: this step taught nothing; see advantages/std and the loss masks"
         if (truncated := value("truncated")) > TRUNCATED:

@@ -17,6 +17,7 @@ from rich.text import Text
 from rlhf_host.errors import visible
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.figures import beside, failed_share, figure
 from rlhf_host.records.needs import Outcome, RunContext
 from rlhf_host.trackers.records import has_samples, numbers, reward_cell, sample_texts, setting, shorten, spread
 
@@ -96,7 +97,7 @@ class Console:
     @hookimpl
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         values = numbers(metrics)
-        evaluation = {name.removeprefix("eval/"): value for name, value in values.items() if name.startswith("eval/")}
+        evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
         if (line := self._step_line(step, values)) and self._due(step, bool(evaluation)):
             self._line(line)
         if evaluation:
@@ -152,16 +153,23 @@ class Console:
     def _step_line(self, step: int, values: Mapping[str, float]) -> Text | None:
         parts = []
         if "reward/mean" in values:
-            deviation = f" ± {values['reward/std']:.3f}" if "reward/std" in values else ""
+            deviation = f" std {values['reward/std']:.3f}" if "reward/std" in values else ""
             parts.append(("reward", f"{values['reward/mean']:.3f}{deviation}"))
+        if share := failed_share(values, "reward/mean"):
+            parts.append(("failed", f"{share:.1%}"))
         parts += [(label, format(values[name], form).ljust(size)) for label, name, form, size in COLUMNS if name in values]
         of = f"/{self._steps}" if self._steps else ""
         return self._labelled(f"step {step:>{len(of) - 1}}{of}" if of else f"step {step}", parts) if parts else None
 
     def _eval_line(self, step: int, values: Mapping[str, float]) -> Text:
-        first = ("pass@", "reward/", "score/", "length/")
-        names = sorted(values, key=lambda name: (next((i for i, start in enumerate(first) if name.startswith(start)), 9), name))
-        return self._labelled(f"eval after step {step}", [(name, f"{values[name]:.3f}") for name in names])
+        """Returns the figures of an evaluation; if episodes failed or answers are unjudged, in a second line, what that means."""
+        first = ("eval/pass@", "eval/reward/", "eval/score/", "eval/length/")
+        names = [name for name in values if not name.endswith(("/stderr", "/low", "/high"))]
+        names.sort(key=lambda name: (next((i for i, start in enumerate(first) if name.startswith(start)), 9), name))
+        parts = [(name.removeprefix("eval/"), figure(values, name, ".3f")) for name in names]
+        line = self._labelled(f"eval after step {step}", parts)
+        of = [f"{name.removeprefix('eval/')}: {said}" for name in names[:1] if (said := beside(values, name))]
+        return line.append("".join(f"\n  {text}" for text in of), "yellow")
 
     def _labelled(self, head: str, parts: Sequence[tuple[str, str]]) -> Text:
         """Returns one line; on a terminal, as many parts as fit."""
@@ -179,8 +187,6 @@ class Console:
         broken = sorted(name for name, value in values.items() if not math.isfinite(value))
         if broken:
             warnings["nonfinite"] = f"not finite: {', '.join(broken)}"
-        if values.get("rollout/failed", 0) > 0:
-            warnings["failed"] = f"{values['rollout/failed']:.0f} episodes failed and were left out"
         if values.get("groups/no_variance", 0) == 1:
             warnings["flat"] = "in every group all rewards are the same: this batch has nothing to teach"
         for kind, message in warnings.items():

@@ -18,7 +18,7 @@ from rlhf_host.garbage import frozen
 from rlhf_host.models.loading import load_tokenizer
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Generator
-from rlhf_host.records.episodes import FAILED, Episode, Generation, Group, Sampling, Task, Trajectory
+from rlhf_host.records.episodes import Episode, Generation, Group, Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, ScoreContext
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Collected, Collector, drop_reason
@@ -122,7 +122,7 @@ class Session:
         by = judges(self.manager, step.split)
         groups: dict[str, list[Trajectory]] = {}
         for row in step.rows if by else ():
-            if (row.unjudged_reason or "").startswith(FAILED):
+            if row.failed:
                 continue  # nobody said anything that could be judged
             agent_judged = any(reward is not None for reward in row.agent_rewards)
             row.rewards, row.reward, row.unjudged_reason = {}, None, None

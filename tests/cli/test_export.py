@@ -126,7 +126,9 @@ def test_the_card_says_what_the_run_directory_says(rlhf_here, runs, tmp_path):
     assert table["metric"] == ["step 0", "step 2"]
     for name in ("pass@1", "reward/mean"):
         figures = [(row[f"eval/{name}"], row[f"eval/{name.removesuffix('/mean')}/stderr"]) for row in (before, after)]
-        assert table[f"eval/{name}"] == [f"{mean:.4g} ± {error:.2g}" for mean, error in figures]
+        assert table[f"eval/{name}"] == [
+            f"{mean:.4g}" + (f" ± {1.96 * error:.2g} (95 %)" if error else "") for mean, error in figures
+        ]
     assert table["base model"] == [str(run.settings["roles"]["actor"]["model"])]
     assert table["algorithm"] == [f"rloo: rloo (rlhf-plugin-rloo {rlhf_host.__version__})"]
     assert table["reward"] == ["vowels: vowels (test-rewards 1.0), weight 1"]

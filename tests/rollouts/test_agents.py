@@ -148,7 +148,7 @@ def test_seats_of_a_game_are_groups_apart(collect):
     assert experience.group_id.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
     assert experience.episode_id.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert leave_one_out(experience.rewards, experience.group_id, experience.episode_id).tolist() == [0.0] * 8
-    assert summary(found.groups, EvalConfig(n=2))["samples"] == 8
+    assert summary(found.trajectories_in_order(), EvalConfig(n=2))["samples"] == 8
 
 
 # --- calls side by side ---------------------------------------------------------------------------

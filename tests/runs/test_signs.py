@@ -22,6 +22,8 @@ BAD = [
     ({"grad_norm": 0.0}, "grad_norm is 0"),
     ({"truncated": 1.0}, "100% of the trajectories are cut off"),
     ({"eval/unjudged": 574.0}, "574 held-out answers could not be judged (eval/unjudged) and are left out"),
+    ({"eval/failed": 550.0}, "550 held-out episodes failed (eval/failed): they count as wrong"),
+    ({"rollout/failed": 3.0}, "3 episodes failed (rollout/failed) and are left out"),
     ({"rollout/unjudged": 3.0}, "3 trajectories could not be judged (rollout/unjudged)"),
 ]
 

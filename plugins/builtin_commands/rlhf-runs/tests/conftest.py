@@ -49,7 +49,7 @@ def rlhf_process() -> Callable[..., subprocess.CompletedProcess[str]]:
 def make(tmp_path):
     """A made-up run directory."""
 
-    def made(name, *, slope=0.01, steps=20, settings=None, about=None, entropy=1.0):
+    def made(name, *, slope=0.01, steps=20, settings=None, about=None, entropy=1.0, evaluated=None):
         run = tmp_path / "runs" / name
         (run / "trajectories").mkdir(parents=True)
         run.joinpath("config.yaml").write_text(write_yaml(SETTINGS | (settings or {})))
@@ -59,7 +59,7 @@ def make(tmp_path):
         rows = []
         for step in range(steps + 1):
             row = {"step": step, "reward/mean": 0.2 + slope * step, "entropy": entropy * 0.5**step} if step else {"step": 0}
-            rows.append(row | ({"eval/pass@1": 0.2 + slope * step} if step % 10 == 0 else {}))
+            rows.append(row | ({"eval/pass@1": 0.2 + slope * step} | (evaluated or {}) if step % 10 == 0 else {}))
         run.joinpath("metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         draws = [[number, "train.jsonl", number, "trained" if number else "dropped: hard"] for number in range(5)]
         run.joinpath("ledger.jsonl").write_text(json.dumps({"step": 1, "version": 0, "draws": draws}) + "\n")

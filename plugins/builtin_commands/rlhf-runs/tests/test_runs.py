@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from rlhf_runs.report import Shown
+
+from rlhf_host import RunDirectory
 
 
 def test_runs_are_listed(rlhf_here, make, monkeypatch):
@@ -236,3 +239,26 @@ def test_no_word_of_a_table_is_broken(rlhf_here, make, monkeypatch, columns):
         table = done.stdout.partition("\n\neval/pass@1\n")[0]
         assert all(len(line) <= columns for line in table.splitlines()), table
         assert {"finished", "unremarkable", "beginnings"} <= {*table.split()}, table
+
+
+def test_failed_episodes_and_the_interval_are_beside_the_figure_everywhere(rlhf_here, make, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    lossy = make("lossy", evaluated={"eval/pass@1/stderr": 0.05, "eval/failed": 550.0, "eval/failed/share": 0.366})
+    plain = make("plain")
+    said = "0.4 ± 0.098 (95 %); 36.6 % of the episodes failed and count as wrong"
+    listed = rlhf_here("runs", lossy.parent).stdout
+    assert f"eval/pass@1 {said}" in listed
+    assert [row["failed"] for row in json.loads(rlhf_here("runs", lossy.parent, "--json").stdout)] == [0.366, 0.0]
+    assert f"eval/pass@1 at the end: {said}" in rlhf_here("show", lossy).stdout.splitlines()
+    beside = [line.split() for line in rlhf_here("compare", plain, lossy, "--metric", "eval/pass@1").stdout.splitlines()]
+    assert ["last", "0.4", "0.4", "±", "0.098", "(95", "%)"] in beside
+    assert ["of", "which", "-", "36.6", "%", "of", "the", "episodes", "failed", "and", "count", "as", "wrong"] in beside
+    head = Shown(RunDirectory(lossy), "lossy").head()
+    assert (head["headline"], head["beside"]) == ("eval/pass@1", said.partition("; ")[2])
+
+
+def test_runs_of_different_lengths_have_one_axis(rlhf_here, make, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    result = rlhf_here("compare", make("short", steps=10), make("long", steps=20), "--metric", "eval/pass@1")
+    [axis] = [line.split() for line in result.stdout.splitlines() if line.split()[:2] == ["step", "0"]]
+    assert axis == ["step", "0", "20", "step", "0", "20"]

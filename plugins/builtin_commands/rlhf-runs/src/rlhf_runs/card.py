@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_host import RunDirectory
-from rlhf_host.runs import RunModel, flat
+from rlhf_host.runs import RunModel, beside, figure, flat
 from rlhf_host.settings import write_yaml
 from rlhf_runs.usual import usual_settings
 
@@ -65,24 +65,19 @@ def _summary(run: RunDirectory, model: RunModel, role: str, dtype: str) -> str:
 
 
 def _figures(run: RunDirectory, step: int | None) -> str:
-    """Returns means of evaluations before training, and of the last one up to the model's step, with standard errors."""
+    """Returns means of evaluations before training, and of the last one up to the model's step, with 95 % intervals."""
     rows = [row for row in run.metrics if any(name.startswith("eval/") for name in row)]
     rows = [row for row in rows if step is None or row["step"] <= step]
     if not rows:
         return "The run evaluated nothing up to this step."
     shown = [rows[0], *rows[1:][-1:]]
     names = [name for name in shown[-1] if name.startswith("eval/") and not name.endswith("/stderr")]
-    lines = [(name, *(_figure(row, name) for row in shown)) for name in names]
+    lines = [(name, *(figure(row, name) if name in row else "" for row in shown)) for name in names]
     head = ("metric", *(f"step {row['step']}" for row in shown))
-    errors = any(name.endswith("/stderr") for row in shown for name in row)
-    return _table(head, lines) + ("\n\n± is the standard error of the mean." if errors else "")
-
-
-def _figure(row: Mapping[str, Any], name: str) -> str:
-    if name not in row:
-        return ""
-    error = row.get(f"{name.removesuffix('/mean')}/stderr")
-    return f"{row[name]:.4g}" + ("" if error is None else f" ± {error:.2g}")
+    notes = [f"{run.headline} at step {row['step']}: {said}." for row in shown if (said := beside(row, str(run.headline)))]
+    if any(name.endswith("/stderr") for row in shown for name in row):
+        notes.append("± is half of the 95 % interval of the mean over tasks.")
+    return "\n\n".join([_table(head, lines), *notes])
 
 
 def _training(run: RunDirectory, role: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host import RunDirectory, UserError
-from rlhf_host.runs import flat
+from rlhf_host.runs import beside, flat
+from rlhf_runs.headline import last_row
 from rlhf_runs.metrics import described_all
 from rlhf_runs.notes import note_of
 from rlhf_runs.page_policy import page_policy
@@ -57,6 +58,7 @@ class Shown:
             "note": note_of(run),
             "what": self._what(),
             "headline": run.headline,
+            "beside": beside(last_row(run, run.headline), run.headline) if run.headline else "",
             "about": {name: value for name, value in run.about.items() if name not in ("used", "status")},
             "draws": run.draws,
             "warnings": [*run.warnings, *run.damage],

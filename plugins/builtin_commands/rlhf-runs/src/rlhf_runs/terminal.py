@@ -24,15 +24,26 @@ _JOINTS = re.compile(r"(?<=[/_.-])(?=[^\W\d])|(?<=\s)")
 """Places where a cell may be wrapped: between words, and in names behind their punctuation."""
 
 
-def plot(curve: Curve, *, width: int, height: int = 6, low: float | None = None, high: float | None = None) -> list[str]:
-    """Returns lines of at most ``width`` columns; ``low`` and ``high`` are the limits, for plots that are compared."""
+def plot(
+    curve: Curve,
+    *,
+    width: int,
+    height: int = 6,
+    low: float | None = None,
+    high: float | None = None,
+    ends: tuple[int, int] | None = None,
+) -> list[str]:
+    """Returns lines of at most ``width`` columns; ``low`` and ``high`` are the limits of values, and ``ends`` those of steps, for
+    plots that are compared.
+    """
     steps, values = curve
+    first, last = ends or (steps[0], steps[-1])
     low, high = min(values) if low is None else low, max(values) if high is None else high
     if low == high:
         low, high = low - 1, high + 1
     figure = plotille.Figure()
     figure.width, figure.height, figure.with_colors, figure.origin = max(10, width - LABELS - 2), height, False, False
-    figure.set_x_limits(min_=steps[0], max_=max(steps[-1], steps[0] + 1))
+    figure.set_x_limits(min_=first, max_=max(last, first + 1))
     figure.set_y_limits(min_=low, max_=high)
     figure.y_ticks_fkt = lambda value, _: f"{number(value):>{LABELS - 3}}"
     figure.x_ticks_fkt = lambda value, _: ""
@@ -41,8 +52,8 @@ def plot(curve: Curve, *, width: int, height: int = 6, low: float | None = None,
     else:
         figure.plot(steps, values)
     lines = figure.show().splitlines()[1:-2]
-    first, last = f"step {steps[0]}", str(steps[-1])
-    return [*(line.rstrip() for line in lines), " " * LABELS + first + last.rjust(figure.width - len(first))]
+    begin = f"step {first}"
+    return [*(line.rstrip() for line in lines), " " * LABELS + begin + str(last).rjust(figure.width - len(begin))]
 
 
 def number(value: float) -> str:

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from rlhf_host import RunDirectory, UserError
 from rlhf_host.commands import visible
+from rlhf_host.runs import beside, figure
 from rlhf_runs.folder import chosen_runs
+from rlhf_runs.headline import last_row
 from rlhf_runs.metrics import PLOTTED, in_order
 from rlhf_runs.names import names_of
 from rlhf_runs.notes import note_of
@@ -86,11 +88,12 @@ def _compared(runs: Sequence[RunDirectory]) -> list[str]:
 def _plots(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, width: int) -> Iterator[str]:
     curves = [run.curve(metric) for run in runs]
     low, high = (end(value for _, values in curves for value in values) for end in (min, max))
+    ends = min(steps[0] for steps, _ in curves), max(steps[-1] for steps, _ in curves)
     beside = min(len(runs), max(1, width // NARROWEST))
     for first in range(0, len(runs), beside):
         blocks = []
         for name, curve in list(zip(names, curves, strict=True))[first : first + beside]:
-            lines = [visible(name), *plot(curve, width=width // beside - 1, low=low, high=high)]
+            lines = [visible(name), *plot(curve, width=width // beside - 1, low=low, high=high, ends=ends)]
             blocks.append([line.ljust(width // beside) for line in lines])
         yield "\n".join("".join(parts).rstrip() for parts in zip(*blocks, strict=True))
 
@@ -102,7 +105,10 @@ def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, wid
     count = min(POINTS, len(common))
     steps = [common[round(place * (len(common) - 1) / max(1, count - 1))] for place in range(count)]
     rows = [[str(step), *(number(curve[step]) for curve in curves)] for step in steps]
-    rows.append(["last", *(number(run.curve(metric)[1][-1]) for run in runs)])
+    lasts = [last_row(run, metric) for run in runs]
+    rows.append(["last", *(figure(row, metric, ".3g") for row in lasts)])
+    if any(said := [beside(row, metric) for row in lasts]):
+        rows.append(["of which", *(text or "-" for text in said)])
     head = ["step", *names]
     return table(head, rows, width, right=head)
 

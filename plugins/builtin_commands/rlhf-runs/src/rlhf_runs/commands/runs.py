@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from rlhf_host import RunDirectory, UserError
+from rlhf_host.runs import failed_share
 from rlhf_runs.folder import RUNS, begun, runs_in
+from rlhf_runs.headline import last_row, told
 from rlhf_runs.notes import NOTE, note_of, write_note
-from rlhf_runs.terminal import age, number, short, table
+from rlhf_runs.terminal import age, short, table
 
 HELP_GROUP = "Look at runs"
 
@@ -49,7 +51,7 @@ def runs(folder: Path, note: tuple[Path, str] | None, as_json: bool) -> None:
     lines = []
     for row in rows:
         step = f"{row['step']}/{row['steps']}" if row["steps"] else str(row["step"])
-        figure = "" if row["figure"] is None else f"{row['metric']} {number(row['figure'])}"
+        figure = "" if row["figure"] is None else f"{row['metric']} {row['told']}"
         lines.append([row["run"], str(row["status"]), step, figure, age(row["started"]), decimal(row["bytes"])])
     names = ["run", "status", "step", "figure", "age", "size"]
     if any(row["note"] for row in rows):
@@ -71,6 +73,8 @@ def _row(run: RunDirectory) -> dict[str, Any]:
         "steps": run.steps,
         "metric": name,
         "figure": run.curve(name)[1][-1] if name else None,
+        "told": told(run, name) if name else "",
+        "failed": failed_share(last_row(run, name), name) if name else 0.0,
         "started": begun(run),
         "bytes": sum(sizes.values()),
         "note": note_of(run),

@@ -15,6 +15,7 @@ from rlhf_host import RunDirectory
 from rlhf_host.commands import visible
 from rlhf_host.runs import HEADLINES
 from rlhf_runs.folder import chosen_runs
+from rlhf_runs.headline import told
 from rlhf_runs.metrics import PLOTTED, in_order
 from rlhf_runs.notes import note_of
 from rlhf_runs.terminal import age, number, plot, short, table
@@ -23,7 +24,7 @@ HELP_GROUP = "Look at runs"
 
 PLOTS = 3
 ENDS = 5
-"""Number of steps at either end whose mean is shown."""
+"""Number of steps at either end whose mean is shown; of evaluations, one."""
 
 
 @click.command()
@@ -76,6 +77,8 @@ def _head(run: RunDirectory) -> Iterator[str]:
     yield f"model {settings['roles']['actor']['model']}"
     sources = ", ".join(str(source["path"] if isinstance(source, dict) else source) for source in settings["data"]["sources"])
     yield f"data {sources or 'given in Python'}"
+    if name := run.headline:
+        yield f"{name} at the end: {told(run, name)}"
     if run.draws:
         yield "draws: " + ", ".join(
             f"{count:,} {outcome}" for outcome, count in sorted(run.draws.items(), key=lambda item: -item[1])
@@ -88,9 +91,9 @@ def _plotted(run: RunDirectory) -> list[str]:
 
 
 def _changes(run: RunDirectory, width: int) -> Text:
-    names = ["metric", f"first {ENDS}", f"last {ENDS}", "lowest", "highest"]
+    names = ["metric", "start", "end", "lowest", "highest"]
     evaluated = [name for name in run.curves if name.startswith("eval/")]
-    evaluated.sort(key=lambda name: name not in HEADLINES)
+    evaluated.sort(key=lambda name: (name not in HEADLINES, name != "eval/failed/share"))
     rows = []
     for name in [*evaluated[:4], *(name for name in in_order(run.curves) if name not in evaluated)]:
         _, values = run.curves[name]

@@ -126,10 +126,10 @@ function meanCurve(curves) {
 }
 
 function tracesOf(name) {
-  const traces = [];
+  const traces = [], smooth = isEvaluation(name) ? 0 : chosen.smooth; // each evaluation is a figure of its own
   const line = (run, [steps, values], colour, width, more = {}) => {
     const began = run.times[steps[0]], x = chosen.axis === "step" ? steps : steps.map((step) => (run.times[step] - began) / 60);
-    traces.push({ x, y: values, customdata: steps, mode: steps.length < 40 && width > 1 ? "lines+markers" : "lines", marker: { size: 4 }, name: run.name, hovertemplate: "%{y:.4~g}", line: { color: colour, width }, ...more });
+    traces.push({ x, y: values, customdata: steps, mode: isEvaluation(name) || (steps.length < 40 && width > 1) ? "lines+markers" : "lines", marker: { size: 4 }, name: run.name, hovertemplate: "%{y:.4~g}", line: { color: colour, width }, ...more });
   };
   const faint = { opacity: 0.35, hoverinfo: "skip", hovertemplate: null };
   for (const [group, places] of groups()) {
@@ -139,13 +139,13 @@ function tracesOf(name) {
       const run = runs[place], curve = run.curves[name], colour = colourOf(place);
       if (several) line(run, curve, colour, 1, faint);
       else {
-        if (chosen.smooth) line(run, curve, colour, 1, faint);
-        line(run, [curve[0], chosen.smooth ? smoothed(curve[1], chosen.smooth) : curve[1]], colour, 1.8);
+        if (smooth) line(run, curve, colour, 1, faint);
+        line(run, [curve[0], smooth ? smoothed(curve[1], smooth) : curve[1]], colour, 1.8);
       }
     }
     if (!several) continue;
     const [steps, values] = meanCurve(shownHere.map((place) => runs[place].curves[name]));
-    line({ name: `${chosen.group} ${group}, mean`, times: {} }, [steps, chosen.smooth ? smoothed(values, chosen.smooth) : values], colourOf(shownHere[0]), 2.2);
+    line({ name: `${chosen.group} ${group}, mean`, times: {} }, [steps, smooth ? smoothed(values, smooth) : values], colourOf(shownHere[0]), 2.2);
   }
   return traces;
 }

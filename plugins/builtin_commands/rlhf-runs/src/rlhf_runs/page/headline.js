@@ -27,7 +27,7 @@ function change(found) {
 
 function interval(found) {
   const error = found.errors[1];
-  return error ? ` ± ${Number((1.96 * error).toPrecision(2))}` : "";
+  return error ? ` ± ${Number((1.96 * error).toPrecision(2))} (95 %)` : "";
 }
 
 function progress(run) {
@@ -65,7 +65,7 @@ function oneRun(run) {
   const cards = [
     card("What was trained", breakable(model), ["on ", ...breakable(data)], breakable(method)),
     card("How far", `Step ${run.step}${run.steps ? ` of ${run.steps}` : ""}`, bar, progress(run), began),
-    found ? card("The figure that matters", [`${number(found.last)}`, element("small", { textContent: interval(found) })], breakable(found.name), change(found), run.metrics[found.name].help) : card("The figure that matters", "None yet", "It appears with the first evaluation or step."),
+    found ? card("The figure that matters", [`${number(found.last)}`, element("small", { textContent: interval(found) })], breakable(found.name), run.beside && element("b", { className: "lost", textContent: run.beside }), change(found), run.metrics[found.name].help) : card("The figure that matters", "None yet", "It appears with the first evaluation or step."),
     card("Warnings", String(count), warned),
   ];
   cards[3].classList.toggle("bad", count > 0);
@@ -109,7 +109,7 @@ function severalRuns() {
       const run = runs[place], found = figure(run);
       const box = element("input", { type: "checkbox", checked: !chosen.hidden.has(place) });
       box.onchange = () => { chosen.hidden[box.checked ? "delete" : "add"](place); redraw(); };
-      const told = found ? [breakable(found.name), element("b", { textContent: ` ${number(found.last)}` }), interval(found), element("small", { textContent: change(found) })] : "";
+      const told = found ? [breakable(found.name), element("b", { textContent: ` ${number(found.last)}` }), interval(found), run.beside && element("b", { className: "lost", textContent: `${run.beside}; ` }), element("small", { textContent: change(found) })] : "";
       rows.push([element("label", {}, box, swatch(colourOf(place)), breakable(run.name)), run.status, `${run.step}${run.steps ? ` of ${run.steps}` : ""}`, told, ...columns.map((name) => run.settings[name]?.value ?? ""), ...(notes ? [run.note] : [])]);
     }
   }

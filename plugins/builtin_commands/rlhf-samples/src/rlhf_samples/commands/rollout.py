@@ -99,7 +99,8 @@ def _summary(rows: Sequence[Trajectory]) -> dict[str, Any]:
     return {
         "trajectories": len(rows),
         "groups": len({row.group_id for row in rows}),
-        "unjudged": len(rows) - len(judged),
+        "failed": sum(row.failed for row in rows),
+        "unjudged": sum(row.reward is None and not row.failed for row in rows),
         "reward_mean": sum(judged) / len(judged) if judged else None,
         "score_mean": sum(scores) / len(scores) if scores else None,
         "length_mean": sum(row.action_length for row in rows) / len(rows) if rows else None,

@@ -1,0 +1,42 @@
+"""Figures for people: with their 95 % interval, and with the episodes that failed or nobody could judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def half_width(row: Mapping[str, Any], name: str) -> float | None:
+    """Returns half the 95 % interval of an evaluation's mean, which is what ± means: 1.96 standard errors over tasks. None where
+    there is no error, as of one task, or of tasks that are all the same.
+    """
+    error = row.get(f"{name.removesuffix('/mean')}/stderr")
+    return 1.96 * error if error else None
+
+
+def figure(row: Mapping[str, Any], name: str, form: str = ".4g") -> str:
+    """Returns a metric with its interval: ``0.633 ± 0.024 (95 %)``."""
+    width = half_width(row, name)
+    return f"{row[name]:{form}}" + (f" ± {width:.2g} (95 %)" if width else "")
+
+
+def failed_share(row: Mapping[str, Any], name: str) -> float:
+    """Returns the share of the episodes behind a metric that failed."""
+    if name.startswith("eval/"):
+        return float(row.get("eval/failed/share") or 0.0)
+    failed, *others = (row.get(f"rollout/{how}") or 0.0 for how in ("failed", "finished", "truncated"))
+    return float(failed / (failed + sum(others))) if failed else 0.0
+
+
+def beside(row: Mapping[str, Any], name: str) -> str:
+    """Returns what must be read beside a metric, empty for nothing: how many episodes failed, and its range where answers are
+    unjudged.
+    """
+    share, stem = failed_share(row, name), name.removesuffix("/mean")
+    counted = "count as wrong" if name.startswith(("eval/pass@", "eval/score/")) else "are left out"
+    parts = [f"{100 * share:.3g} % of the episodes failed and {counted}"] if share else []
+    if f"{stem}/low" in row:
+        parts.append(f"{row[f'{stem}/low']:.3g} to {row[f'{stem}/high']:.3g} with unjudged answers as wrong or right")
+    elif unjudged := row.get("eval/unjudged" if name.startswith("eval/") else "rollout/unjudged"):
+        parts.append(f"{unjudged:.0f} unjudged answers are left out")
+    return "; ".join(parts)
