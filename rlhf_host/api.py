@@ -166,6 +166,7 @@ def train(
     config: Settings | None = None,
     resume: str | Path | None = None,
     force: bool = False,
+    dry_run: bool = False,
     **settings: Any,
 ) -> Run:
     """Trains, as ``rlhf train`` does, and returns when the run has ended. Works inside a running event loop, as in notebooks.
@@ -202,14 +203,17 @@ def train(
         config: what ``--config`` takes, or a list of that; all other arguments override it.
         resume: the directory of the run to continue; pass the run's Python objects again.
         force: with ``resume``, let the algorithm, seed, order of the data or models change too.
-        **settings: all other settings: dotted, ``**{"train.steps": 10}``, ``debug``, or options under a plugin's name,
-            ``kl={"coef": 0.1}``.
+        dry_run: check everything, print what the run would be, and write nothing; the result has its whole ``config``.
+        **settings: all other settings: dotted, ``**{"train.steps": 10, "algo.clip_eps": 0.1}``, ``debug``, or options under a
+            plugin's name, ``kl={"coef": 0.1}``; ``disable``: installed plugins to ignore.
 
     Raises:
         UserError: settings or input cannot be used.
         RunError: the run had to stop.
     """
-    named = {name: value for name, value in locals().items() if name not in ("config", "resume", "force", "settings")}
+    named = {
+        name: value for name, value in locals().items() if name not in ("config", "resume", "force", "dry_run", "settings")
+    }
     asked = Arguments(named, settings)
     if resume is not None:
         if not isinstance(resume, str | Path):
@@ -223,7 +227,12 @@ def train(
         for warning in [*changes, *check(run, manager, merge_needs(manager))]:
             print(f"Warning: {in_arguments(warning)}", file=sys.stderr)
         again = None if directory is None else run.config.model_copy(update={"run_dir": str(directory)})
-        ready = again or with_run_dir(run.config, make=True)
+        ready = again or with_run_dir(run.config, make=not dry_run)
+        if dry_run:
+            from rlhf_host.cli.dry_run import dry_run as look
+
+            look(ready, manager, directory, rows=asked.rows)
+            return Run(Path(str(ready.run_dir)), Outcome("planned", 0), ready, asked)
         from rlhf_host.training.run import train as start
 
         outcome = start(ready, manager, resume=directory, rows=asked.rows)

@@ -7,24 +7,30 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import reduce
+from itertools import chain
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from rlhf_host.cli.eval import with_defaults
+from rlhf_host.cli.plugin_names import left_out
 from rlhf_host.config.load import read_config
+from rlhf_host.config.merge import add, layer, nested
+from rlhf_host.config.problems import Problems
 from rlhf_host.config.resolve import Resolved, Use, resolve
 from rlhf_host.config.resumed import require_plugins
 from rlhf_host.config.schema import DataConfig, RunConfig
-from rlhf_host.config.tree import MANY, SHORT, SHORTHANDS, SINGLE, Names, fields_of
-from rlhf_host.config.yaml_file import located_by_path
+from rlhf_host.config.tree import MANY, SHORT, SHORTHANDS, SINGLE, Names, fields_of, lora_path
+from rlhf_host.config.yaml_file import Located, located_by_path
 from rlhf_host.data.row_reader import PROMPT_KEYS
 from rlhf_host.data.sources import SPLITS
 from rlhf_host.errors import RunError, UserError, near_matches
-from rlhf_host.plugins.hints import of_flag
+from rlhf_host.plugins.hints import of_flag, of_object
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.python_objects import has_hooks
-from rlhf_host.plugins.selection import PYTHON
+from rlhf_host.plugins.selection import PYTHON, split_names
 
 Settings = str | Path | Sequence[str | Path]
 """A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
@@ -42,7 +48,7 @@ _KEYS = {argument: key for key, argument in _WORDS.items()}
 _WORDS |= {long: name for name, long in SHORT.items()}
 """A flag's name → the argument's, where another one."""
 _SECTIONS = {*fields_of(RunConfig), *SHORTHANDS}
-_KNOWN = {*_SECTIONS, *(name.replace("-", "_") for name in SHORT), "resume", "force", "config"}
+_KNOWN = {*_SECTIONS, *(name.replace("-", "_") for name in SHORT), "resume", "force", "config", "dry_run", "disable"}
 _FLAG = re.compile(r"(rlhf [^;,\n]*)|(?<![\w/.:@'-])('?)--([a-z][\w.-]*[\w*])\2( (?=[A-Z]{2}|\d))?")
 
 
@@ -54,13 +60,27 @@ def _is_no_source(value: object) -> bool:
     return isinstance(value, str) and not _NAME.fullmatch(value) and not Path(value).exists()
 
 
-def _refuse_near_miss(path: str) -> None:
-    """Raises ``UserError`` for a mistyped short name, which no file has; other keys are told with all that is wrong."""
-    head = path.partition(".")[0]
-    if head in _KNOWN or Names().place(head)[1] is not None or of_flag(path) or near_matches(head, _SECTIONS):
+def _refuse_unknown(path: str, value: Any) -> None:
+    """Raises ``UserError`` for a name of another project, and for a mistyped short name, which no file has; other keys are told
+    with all that is wrong.
+    """
+    head = path.partition(".")[0].replace("-", "_")
+    if head in _KNOWN or Names().place(head)[1] is not None:
         return
-    if near := near_matches(head, _KNOWN):
-        raise UserError(f"{path}: no such argument{near}")
+    if (
+        hint := of_object(head, value)
+        or of_flag(path, value)
+        or ("" if near_matches(head, _SECTIONS) else near_matches(head, _KNOWN))
+    ):
+        raise UserError(f"{path}: no such argument{hint}")
+
+
+def _apart(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields an argument, or the settings of a role one by one."""
+    if path in SHORTHANDS and isinstance(value, Mapping):
+        yield from ((f"{path}.{key}", item) for key, item in value.items())
+    else:
+        yield path, value
 
 
 def in_arguments(text: str) -> str:
@@ -108,27 +128,38 @@ class Arguments:
         self.objects: dict[tuple[str, str], Any] = dict(known.objects) if known else {}
         self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
         self.new: set[tuple[str, str]] = set()
-        tree: dict[str, Any] = {}
-        given = {_KEYS.get(name, name): value for name, value in named.items() if value is not None}
-        for path, value in [*given.items(), *settings.items()]:
-            if value is None and Names().place(path)[1]:
+        settings = dict(settings)
+        disable = settings.pop("disable", ())
+        self.left_out = [disable] if isinstance(disable, str) else list(disable)
+        problems, names = Problems(), Names()
+        self.settings = Located({}, "")
+        given = [(name, value) for name, value in named.items() if value is not None] + list(settings.items())
+        for typed, value in chain.from_iterable(_apart(*item) for item in given):
+            path = _KEYS.get(typed, typed)
+            if value is None and names.place(path)[1]:
                 continue
-            _refuse_near_miss(path)
+            _refuse_unknown(path, value)
             path = path.replace("extensions", "with") if path.partition(".")[0] == "extensions" else path
-            if (long := short.get(path.replace("_", "-"))) is not None:
-                path = long.replace("-", "_")
-            value = {} if value is True and Names().place(path)[1] else value  # wandb=True
-            value = self._checked(path, value)
-            for part in reversed(path.split(".")):
-                value = {part: value}
-            _add(tree, value)
-        for key, kind in SINGLE.items():
-            if key in tree:
-                tree[key] = self._choice(kind, tree[key])
-        for section, key in [*((tree, key) for key in MANY), (tree.get("eval", {}), "reward")]:
-            if key in section:
-                section[key] = self._choices(MANY[key], section[key])
-        self.settings = located_by_path(tree)
+            path = short.get(path.replace("_", "-"), path).replace("-", "_")
+            value = {} if value is True and names.place(path)[1] else value  # wandb=True
+            head, *rest = path.split(".")
+            place = names.place(head)[0]
+            keys = [head, *map(str, lora_path((*place, *rest))[len(place) :])]
+            tree = self._named(reduce(lambda inner, key: {key: inner}, reversed(keys), self._checked(path, value)))
+            part = nested(tuple(keys), located_by_path(reduce(getitem, keys, tree), path=typed))
+            self.settings = add(self.settings, layer(part, names, problems), problems)
+        problems.refuse()
+
+    def _named(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """Returns settings with names in place of objects."""
+        if isinstance(evaluation := tree.get("eval"), Mapping):
+            return {"eval": self._named({**evaluation})} if "reward" in evaluation else tree
+        for key, value in tree.items():
+            if key in SINGLE:
+                tree[key] = self._choice(SINGLE[key], value)
+            elif key in MANY:
+                tree[key] = self._choices(MANY[key], value)
+        return tree
 
     def _checked(self, path: str, value: Any) -> Any:
         if path == "actor.model" and not isinstance(value, str | Path):
@@ -137,6 +168,8 @@ class Arguments:
             )
         if path not in ("data", "eval.data"):
             return value
+        if value is None:
+            return {"sources": []}
         rows = _rows(value, "eval" if path == "eval.data" else "train")
         if rows is not None:
             spec = f"{PYTHON}:{path.replace('.', '_')}"
@@ -151,9 +184,10 @@ class Arguments:
         return value if isinstance(value, Mapping) else {"sources": value}
 
     def _choices(self, kind: str, value: Any) -> Any:
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (isinstance(value.get("name", {}), Mapping) or "name" not in value):
             return {alias: self._choice(kind, choice, alias) for alias, choice in value.items()}
-        return [self._choice(kind, choice) for choice in (value if isinstance(value, list | tuple) else [value])]
+        items = split_names(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        return [self._choice(kind, choice) for choice in items]
 
     def _choice(self, kind: str, value: Any, alias: str | None = None) -> Any:
         """Returns the choice in the form of a file, with a name in place of an object."""
@@ -178,44 +212,33 @@ def configured(
     resume: Path | None = None,
 ) -> Iterator[tuple[Resolved, PluginManager]]:
     """Returns the configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
-    configs: list[Any] = [] if config is None else [config] if isinstance(config, str | Path) else list(config)
+    configs: list[Any] = [] if config is None else list(config) if isinstance(config, list | tuple) else [config]
     if wrong := [each for each in configs if not isinstance(each, str | Path)]:
-        raise UserError(f"config names files and presets, and has {type(wrong[0]).__name__}: give settings as arguments")
-    loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
-    for notice in loaded.notices:
-        print(in_arguments(notice), file=sys.stderr)
-    if resume is not None:
-        require_plugins(resume, loaded.config)
-    chosen = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
-    run = resolve(chosen, loaded.origins, use, asked.objects)
-    local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
-    if local_only and run.traits.runtime.remote:
-        raise UserError(
-            f"{local_only[0]!r} is a Python object, and the runtime {run.config.runtime.name} has workers in other processes: "
-            "leave runtime out, or install it as a plugin (rlhf plugins new)"
-        )
-    with closing(run.plugins()) as manager:
-        yield run, manager
-
-
-def _add(tree: dict[str, Any], values: Mapping[str, Any], path: str = "") -> None:
-    """Adds nested values to others. Raises ``UserError`` for one that exists already."""
-    for key, value in values.items():
-        inner = tree.get(key, {})
-        if isinstance(value, Mapping) and isinstance(inner, dict):
-            tree[key] = inner
-            _add(inner, value, f"{path}{key}.")
-        elif key in tree:
-            other = "; options of a class go beside it, rewards={'mine': {'name': Mine, 'weight': 0.5}}" if key in MANY else ""
-            raise UserError(f"{path}{key} is given twice{other}")
-        else:
-            tree[key] = value
+        hint = of_object("config", wrong[0]) or ": give settings as arguments"
+        raise UserError(f"config names files and presets, and has {type(wrong[0]).__name__}{hint}")
+    with ExitStack() as stack:
+        stack.enter_context(left_out(asked.left_out))
+        loaded = read_config([*configs, asked.settings], quickstart=use != "replay")
+        for notice in loaded.notices:
+            print(in_arguments(notice), file=sys.stderr)
+        if resume is not None:
+            require_plugins(resume, loaded.config)
+        chosen = with_defaults(loaded.config, checkpoint) if use == "evaluate" else loaded.config
+        run = resolve(chosen, loaded.origins, use, asked.objects)
+        local_only = [name for kind, name in asked.new if kind in ("algo", "extension")]
+        if local_only and run.traits.runtime.remote:
+            raise UserError(
+                f"{local_only[0]!r} is a Python object, and the runtime {run.config.runtime.name} has workers in other processes: "
+                "leave runtime out, or install it as a plugin (rlhf plugins new)"
+            )
+        yield run, stack.enter_context(closing(run.plugins()))
 
 
 def _name_of(kind: str, value: Any) -> str:
     """Returns a name that flags can spell."""
     if not callable(value) and not has_hooks(value):
-        raise UserError(f"{kind}: {type(value).__name__} is neither a plugin's name nor an object with hooks")
+        what = f"{kind}: {type(value).__name__} is neither a plugin's name nor an object with hooks"
+        raise UserError(what + of_object(kind, value))
     name = getattr(value, "__name__", None) or type(value).__name__
     return name if name.isidentifier() else kind  # a lambda
 

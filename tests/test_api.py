@@ -264,8 +264,8 @@ def test_a_run_from_python_with_names_alone_resumes_anywhere(small, rlhf_here, r
         ({"trian": {"steps": 1}}, "trian: no such key; did you mean 'train'"),
         ({"train": {"stesp": 1}}, r"train\.stesp: no such key; did you mean 'steps'"),
         ({"train.steps": -1, "train": {}}, r"train\.steps: should be greater than 0, not -1"),
-        ({"train.steps": 3}, r"train\.steps is given twice"),
-        ({"rewards": [vowels, vowels]}, "reward: 'vowels' is chosen twice"),
+        ({"train.steps": 3}, r"train\.steps: is given twice"),
+        ({"rewards": [vowels, vowels]}, "rewards: 'vowels' is chosen twice"),
         ({"rewards": [lambda text: 1.0, lambda text: 2.0]}, "two objects are called 'reward'|'reward' is chosen twice"),
         ({"rewards": 3.0}, "reward: float is neither a plugin's name nor an object with hooks"),
         (
@@ -288,6 +288,17 @@ def test_mistakes_are_one_clear_line(small, arguments, message):
     with pytest.raises(UserError, match=message):
         rlhf_host.train(**given)
     assert not Path("run").exists()
+
+
+def test_a_dry_run_looks_at_everything_and_writes_nothing(small, capsys):
+    run = rlhf_host.train(algo="rloo", rewards=vowels, **small, dry_run=True, disable="ppo", **{"algo.clip_eps": 0.1})
+    assert (run.outcome.status, run.config.algo.model_dump()["clip_eps"]) == ("planned", 0.1)
+    assert not Path("run").exists()
+    assert "The run would be written to run." in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no algo named 'rloo' is installed|rloo.* is disabled"):
+        rlhf_host.train(algo="rloo", rewards=vowels, **small, dry_run=True, disable=["rloo"])
+    with pytest.raises(UserError, match=r"python:data|prompt"):
+        rlhf_host.train(algo="rloo", rewards=vowels, **{**small, "data": [{"question_": "x"}]}, dry_run=True)
 
 
 def test_a_function_that_fails_stops_the_run_with_its_reason(small):

@@ -16,6 +16,10 @@ SLOW = {
         r"^(?!test_two_ranks_have_the_gradient_and_take_the_steps_of_one\[zero-2\]$)",
         "nineteen kinds of backends in two processes; ZeRO-2 has the gradient of one at every change",
     ),
+    "tests/config/test_python_settings.py": (
+        r"\[all\]",
+        "every setting by both ways; one of each section and plugin at every change",
+    ),
     "tests/distributed/split/test_offline_ranks.py": ("", "three algorithms on rows in two processes"),
     "tests/distributed/deepspeed/test_ray_autotp.py": ("", "tensor parallelism on Ray"),
     "tests/distributed/ray/test_slices.py": (

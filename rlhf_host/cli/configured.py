@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.cli.help_text import Formatter
-from rlhf_host.cli.plugin_names import leave_out
+from rlhf_host.cli.plugin_names import left_out
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.config.flags import Flag, parse, take
@@ -160,7 +160,7 @@ class SettingsCommand(click.Command):
             return []
         file = words.pop(0) if self.takes_file and words and not words[0].startswith("-") else None
         own, flags = take(parse(words, self.short), self.control)
-        leave_out(ctx, own.get("disable", ()))
+        ctx.with_resource(left_out(own.get("disable", ())))
         line = CommandLine(self.control, own, flags, file)
         if "help" in own:
             self.show_help(line)

@@ -11,21 +11,24 @@ import click
 from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try, plugin_spec
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import DataConfig, RunConfig
+from rlhf_host.data.sources import NO_ROWS
 from rlhf_host.errors import UserError, blaming
 from rlhf_host.plugins.discovery import unchosen
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find_data, imported
+from rlhf_host.protocols.data import PythonRows
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 ROWS = 8
 """Rows read of each data source."""
 
 
-def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = None) -> None:
+def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = None, *, rows: PythonRows = NO_ROWS) -> None:
     """Say what the run would be; models, tokenizers and the first rows of data are looked at.
 
     Args:
         resume: the run that it would continue.
+        rows: data given in Python.
 
     Raises:
         UserError: something the run needs is missing or malformed, or would be refused later.
@@ -70,7 +73,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         for line in SavedData.of(config).report:
             click.echo(line)
     for split, data, seed in splits:
-        for line in _data(config, data, split, tokenizer, seed, needs, manager):
+        for line in _data(config, data, split, tokenizer, seed, needs, manager, rows):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
     if needs.samples:
@@ -126,7 +129,14 @@ def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
 
 
 def _data(
-    config: RunConfig, data: DataConfig, split: Any, tokenizer: Any, seed: int, needs: Needs, manager: PluginManager
+    config: RunConfig,
+    data: DataConfig,
+    split: Any,
+    tokenizer: Any,
+    seed: int,
+    needs: Needs,
+    manager: PluginManager,
+    rows: PythonRows,
 ) -> list[str]:
     """Returns what the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import load_tasks
@@ -143,10 +153,10 @@ def _data(
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
         if not needs.samples:
-            report = find_data(needs).look(config, part, split, needs, tokenizer)
+            report = find_data(needs).look(config, part, split, needs, tokenizer, rows)
             lines += [f"{line}; later rows are not checked" for line in report]
             continue
-        tasks = load_tasks(part, split=split, tokenizer=tokenizer, seed=seed, manager=manager)
+        tasks = load_tasks(part, rows=rows, split=split, tokenizer=tokenizer, seed=seed, manager=manager)
         lines += [f"{line}; later rows are not checked" for line in tasks.report]
         refuse_other_agents(tasks, data, manager)
         if AlgoNeeds.of(needs).unit_rows and split == "train":

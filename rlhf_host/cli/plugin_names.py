@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,27 +57,26 @@ def deadline_option(default: float, text: str) -> Any:
     )
 
 
-def leave_out(ctx: click.Context, names: Iterable[str | None]) -> None:
-    """Leave plugins out of discovery, here and in child processes, until the command is over.
+@contextmanager
+def left_out(names: Iterable[str | None]) -> Iterator[None]:
+    """Leaves plugins out of discovery, here and in child processes, until the block is over.
 
     Raises:
         UserError: no installed plugin goes by a name.
     """
     specs = [spec.strip() for name in names for spec in (name or "").split(",") if spec.strip()]
-    if not specs:
-        return
-    known = discover(disabled=True)
+    known = discover(disabled=True) if specs else []
     for spec in specs:
         if not any(info.goes_by(spec) for info in known):
             near = near_matches(spec, sorted({info.name for info in known}))
             raise UserError(f"--disable {spec}: no such plugin is installed{near or '; rlhf plugins lists what is'}")
     before = os.environ.get(DISABLE)
-    os.environ[DISABLE] = ",".join([*filter(None, [before]), *specs])
-
-    def restore() -> None:
-        if before is None:
-            del os.environ[DISABLE]
-        else:
+    if specs:
+        os.environ[DISABLE] = ",".join([*filter(None, [before]), *specs])
+    try:
+        yield
+    finally:
+        if before is not None:
             os.environ[DISABLE] = before
-
-    ctx.call_on_close(restore)
+        elif specs:
+            del os.environ[DISABLE]

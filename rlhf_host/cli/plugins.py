@@ -11,7 +11,7 @@ from dataclasses import replace
 import click
 
 from rlhf_host.cli.lazy import CommandGroup
-from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option, leave_out
+from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option, left_out
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 from rlhf_host.plugins.reach import with_reach
@@ -45,7 +45,7 @@ def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, ki
     distributions use the name: choose with distribution:name); missing (its module does not exist); broken (--verify; or a
     command that nothing can reach); disabled (by --disable or RLHF_DISABLE_PLUGINS).
     """
-    leave_out(ctx, disable)
+    ctx.with_resource(left_out(disable))
     if ctx.invoked_subcommand is not None:
         return
     infos = [replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)]

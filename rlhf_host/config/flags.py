@@ -170,6 +170,8 @@ def _value(path: Path, flags: Sequence[Flag], problems: Problems) -> Located | N
         if is_choice(path):
             problems.notices += last_counts(last.text, texts)
             return canonical(Located(str(texts[-1]), last.text), path, problems)
+        if path in DATA and texts == ["null"]:
+            return Located({"sources": Located([], last.text)}, last.text)
         if path in DATA:
             items = [Located(str(text), f"{last.text} {text}") for text in texts]
         else:

@@ -54,7 +54,8 @@ def add(first: Located | None, second: Located, problems: Problems, path: Path =
             values[key] = add(values.get(key), value, problems, (*path, key))
         return Located(values, first.where)
     if not first.implied and not second.implied:
-        problems.add(second.where, f"is set already by {first.where}: leave one out")
+        by = "is given twice" if first.where == second.where else f"is set already by {first.where}: leave one out"
+        problems.add(second.where, by)
         return second
     name, implied = (first, second) if second.implied else (second, first)
     _refuse_other_plugin(path, name, implied, problems)

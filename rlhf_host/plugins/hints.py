@@ -21,9 +21,10 @@ log = logging.getLogger(__name__)
 class UnknownName:
     """A name that was typed, and that nothing here has."""
 
-    what: Literal["flag", "option", "section", "choice", "command"]
+    what: Literal["flag", "option", "section", "choice", "command", "object"]
     """``flag``: a flag, or a key of a file. ``option``: one that the chosen plugin does not have, ``algo.beta``. ``section``: of a
-    file. ``choice``: in the place of a plugin's name. ``command``: in the place of a command's name."""
+    file. ``choice``: in the place of a plugin's name. ``command``: in the place of a command's name. ``object``: an argument, or a
+    kind of plugins, that got a Python object of another project."""
     name: str
     """Name as typed, without dashes in front: words of flags are joined by dashes or underscores. Of a command with its group in
     front: ``plugins.ls``."""
@@ -36,6 +37,12 @@ class UnknownName:
 def of_flag(name: str, value: object = None, fits: Callable[[str], bool] = bool) -> str:
     """Returns a hint for a flag or a key, ``; ...``, or nothing; ``fits`` as in ``UnknownName``."""
     return of_packages(UnknownName("flag", name.lstrip("-+"), value, fits))
+
+
+def of_object(name: str, value: object) -> str:
+    """The same for a Python object, given as the argument or the plugin ``name``."""
+    plain = value is None or isinstance(value, str | int | float | list | tuple | dict)
+    return "" if plain else of_packages(UnknownName("object", name, value))
 
 
 def of_place(place: str, value: object) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from rlhf_host import hookspecs
 from rlhf_host.errors import PluginError
 from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.hints import of_object
 from rlhf_host.plugins.reward_functions import FunctionReward
 from rlhf_host.plugins.selection import PYTHON, make, read_options
 
@@ -43,7 +44,7 @@ def make_object(info: PluginInfo, plugin: Any, options: Mapping[str, Any]) -> ob
     who = f"{info.kind} {info.name!r} ({info.value})"
     if isinstance(plugin, type):
         if not has_hooks(plugin):
-            raise PluginError(f"{who}: the class marks no method with @hookimpl")
+            raise PluginError(f"{who}: the class marks no method with @hookimpl{of_object(info.kind, plugin)}")
         return make(info, plugin, read_options(info, plugin, options))
     if has_hooks(plugin):
         return plugin

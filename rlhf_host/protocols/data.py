@@ -64,7 +64,9 @@ class DataPlugin(Protocol):
             tokenizer: the actor's.
         """
 
-    def look(self, config: RunConfig, data: DataConfig, split: Split, needs: Needs, tokenizer: Any) -> Sequence[str]:
+    def look(
+        self, config: RunConfig, data: DataConfig, split: Split, needs: Needs, tokenizer: Any, rows: PythonRows
+    ) -> Sequence[str]:
         """Return what the rows of ``data`` are, for ``--dry-run``. Raises ``UserError`` as ``read`` does."""
 
     def length(self, config: RunConfig) -> str:

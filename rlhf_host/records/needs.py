@@ -296,9 +296,9 @@ class ScoreContext:
 
 @dataclass(slots=True)
 class Outcome:
-    """End of the run, for ``run_finished``. ``load_run`` also knows ``running`` and ``killed``."""
+    """End of the run, for ``run_finished``. ``load_run`` also knows ``running`` and ``killed``, and a dry run is ``planned``."""
 
-    status: Literal["finished", "interrupted", "failed", "running", "killed"]
+    status: Literal["finished", "interrupted", "failed", "running", "killed", "planned"]
     step: int
     run_dir: Path | None = None
     error: str | None = None

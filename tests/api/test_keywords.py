@@ -49,8 +49,11 @@ def right(text, label):
     [
         ({}, "no algorithm is chosen: give algo=NAME (rlhf plugins --kind algo lists them)"),
         ({"algo": "rloo", "rewards": right, "n": 1}, "algo:rloo needs groups of 2 or more, and rollout.n is 1: set n=2"),
-        ({"algo": "rloo", "rewards": right, "lr": "x"}, "actor.lr: should be a valid number, not 'x'"),
-        ({"algo": "rloo", "rewards": right, "steps": 2, "train": {"steps": 3}}, "train.steps is given twice"),
+        ({"algo": "rloo", "rewards": right, "lr": "x"}, "lr: should be a valid number, not 'x'"),
+        (
+            {"algo": "rloo", "rewards": right, "steps": 2, "train": {"steps": 3}},
+            "train.steps: is set already by steps: leave one out",
+        ),
         (
             {"algo": "rloo", "rewards": right, "data": {"prompt": ["1+1=", "2+2="], "label": ["2"]}},
             "data: its columns have different lengths: prompt 2, label 1",

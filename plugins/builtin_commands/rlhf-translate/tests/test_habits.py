@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from rlhf_translate import habits
 from rlhf_translate.elsewhere import hint
 
+import rlhf_host
 from rlhf_host.cli.main import main
 from rlhf_host.commands import CommandGroup
 from rlhf_host.config.check import check
@@ -22,7 +23,15 @@ RUNS = (
     ("--algo", "grpo", "--reward", "math_verifier", "--model", "m", "--data", "a.jsonl"),
     ("--algo", "sft", "--model", "m", "--data", "a.jsonl"),
 )
-PLACES = {"NAME": "tensorboard", "PATH": "b.jsonl", "DIRECTORY": "d", "N": "512", "RUN_DIR": "r", "FILE.yaml": "empty.yaml"}
+PLACES = {
+    "NAME": "tensorboard",
+    "PATH": "b.jsonl",
+    "DIRECTORY": "d",
+    "N": "512",
+    "RUN_DIR": "r",
+    "FILE.yaml": "empty.yaml",
+    "FILE.py": "tools.py",
+}
 
 
 def rlhf(*words: str):
@@ -55,12 +64,17 @@ def test_flags_that_are_named_are_accepted(text, tmp_path, monkeypatch):
     (tmp_path / "empty.yaml").write_text("{}\n")
     said = text.replace("{}", "2" if "zero" in text else "512").replace("FILE.py:FUNCTION", "length.py:length")
     (tmp_path / "length.py").write_text("def length(text):\n    return len(text)\n")
+    (tmp_path / "tools.py").write_text(
+        'def double(x: int) -> int:\n    """Twice x.\n\n    Args:\n        x: a number.\n    """\n    return 2 * x\n'
+    )
     alternatives = re.findall(r"--[\w.-]+(?: [\w.+=:]+)?(?: --[\w.-]+(?: [\w.+=:]+)?)*", said)
     assert alternatives
     for typed in alternatives:
         words = [PLACES.get(word.rstrip(","), word.rstrip(",")) for word in typed.split()]
-        if "--agent" in words:
+        if words[0] == "--agent" and len(words) == 2:
             words[-1] = "single_turn"
+        if words[0] == "--algo":
+            words[-1] = "grpo"
         if words[0] == "--reward" and words[-1] == "tensorboard":
             words[-1] = "math_verifier"
         if words[0] == "--config" and words[-1] == "tensorboard":
@@ -81,6 +95,45 @@ def accepted(*words: str) -> bool:
     except UserError:
         return False
     return True
+
+
+def foreign(home, *bases, **fields):
+    """A class of another project, without that project."""
+    module, _, name = home.rpartition(".")
+    return type(name, bases, {"__module__": module, **fields})
+
+
+TRAINER = foreign("trl.trainer.grpo_trainer.GRPOTrainer", foreign("transformers.trainer.Trainer"))
+CALLBACK = foreign("transformers.trainer_callback.TrainerCallback")
+LOOP = foreign("verl.experimental.agent_loop.agent_loop.AgentLoopBase")
+CONFIG = foreign("trl.trainer.grpo_config.GRPOConfig")()
+CONFIG.__dict__.update(learning_rate=1e-6, num_generations=8)
+
+
+@pytest.mark.usefixtures("algorithms")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"args": CONFIG}, 'GRPOConfig of TRL is settings here, each of its own: train(**{"actor.lr": 1e-06, "rollout.n": 8})'),
+        ({"config": CONFIG}, "config names files and presets, and has GRPOConfig; GRPOConfig of TRL is settings here"),
+        ({"algo": TRAINER}, "GRPOTrainer of TRL is chosen by algo=NAME"),
+        (
+            {"algo": type("Mine", (TRAINER,), {})},
+            "GRPOTrainer of TRL is no plugin: a loss of one's own is a class with compute_loss",
+        ),
+        ({"trackers": [type("Mine", (CALLBACK,), {})()]}, "a class with log_metrics is a tracker, trackers=[Mine]"),
+        ({"agent": type("Mine", (LOOP,), {})}, "an agent is a class with agent_run, or agent_reset and agent_step"),
+        ({"agent": foreign("verl.tools.base_tool.BaseTool")()}, "a tool is a plain function"),
+        ({"peft_config": foreign("peft.tuners.lora.config.LoraConfig")()}, "LoraConfig of PEFT is settings here"),
+        ({"callbacks": []}, "callbacks: no such argument; here it is trackers=NAME, which may be a class with log_metrics"),
+        ({"tools": []}, "tools: no such argument; here it is agent multi_turn agent.tools=FILE.py"),
+    ],
+)
+def test_an_object_of_another_project_is_explained(arguments, said):
+    with pytest.raises(UserError) as error:
+        rlhf_host.train(**{"algo": "grpo", "rewards": len, "data": [{"prompt": "a"}]} | arguments)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.usefixtures("algorithms")

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf_translate import habits
+from rlhf_translate.objects import of_object
 
 if TYPE_CHECKING:
     from rlhf_host.settings import UnknownName
@@ -43,6 +44,8 @@ def hint(unknown: UnknownName) -> str:
     of habit is here; else nothing."""
     if unknown.what == "command":
         return habits.of_command(unknown.name)
+    if unknown.what == "object":
+        return of_object(unknown.value)
     if unknown.what == "flag":
         return _of_flag(unknown.name, unknown.value, unknown.fits) or habits.of_flag(unknown.name, unknown.value)
     return {"option": _of_option, "section": _of_section, "choice": _of_choice}[unknown.what](unknown.name)

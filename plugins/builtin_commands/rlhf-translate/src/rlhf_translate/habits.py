@@ -86,7 +86,8 @@ FLAGS = {
     "kl_penalty kl_weight kl_beta kl_loss_coef": "--kl.coef {}",
     "log_with logger logging tracking": "--tracker NAME",
     "reward_fn reward_func reward_function reward_functions verifier judge grader": "--reward NAME, or --reward FILE.py:FUNCTION",
-    "env environment_name tools": "--agent NAME",
+    "env environment_name": "--agent NAME",
+    "tools": "--agent multi_turn --agent.tools FILE.py, whose functions are the tools",
     "lora use_lora peft qlora": "--actor.lora.rank 16",
     "mixed_precision precision amp": "--train.autocast bfloat16",
     "lr_warmup warmup num_warmup_steps warmup_ratio": "--actor.warmup-steps N, in optimizer updates",
@@ -101,6 +102,19 @@ FLAGS = {
     "cuda use_gpu": "--actor.device cuda, the default where there is one",
     "conf config_file yaml cfg": "--config FILE.yaml",
     "preset recipe environment": "--config NAME",
+    "args training_args training_arguments": (
+        "arguments of their own, such as --lr 0.001 --n 8; rlhf translate writes those of a script"
+    ),
+    "peft_config lora_config": "--actor.lora.rank 16",
+    "quantization_config bnb_config": "--actor.quantize 4bit",
+    "callbacks callback": "--tracker NAME, which may be a class with log_metrics; an extension with step_finished stops runs",
+    "optimizers optimizer_cls_and_kwargs": "--backend.optimizer AdamW --actor.schedule cosine",
+    "processing_class": "--actor.tokenizer DIRECTORY, by default that of the model",
+    "compute_metrics": "--eval.reward FILE.py:FUNCTION",
+    "formatting_func data_collator": "--data.template TEXT",
+    "rollout_func environment_factory agent_loop": "--agent NAME, which may be a class",
+    "compute_loss_func": "--algo NAME, which may be a class with compute_loss",
+    "reward_processing_classes": "no setting: a model that judges brings its tokenizer, --reward NAME",
     "accum grad_accum micro_batch_size mbs": "--train.max-tokens-per-microbatch N, from which micro-batches follow",
 }
 """Names of flags and keys, with underscores → what to type."""

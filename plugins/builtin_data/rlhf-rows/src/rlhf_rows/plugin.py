@@ -52,10 +52,12 @@ class DataSets:
             units, read_units(config, config.eval.data, "eval", needs, tokenizer, rows) if held_out else None, tokenizer
         )
 
-    def look(self, config: RunConfig, data: DataConfig, split: Split, needs: Needs, tokenizer: Any) -> Sequence[str]:
+    def look(
+        self, config: RunConfig, data: DataConfig, split: Split, needs: Needs, tokenizer: Any, rows: PythonRows
+    ) -> Sequence[str]:
         from rlhf_rows.data import read_units
 
-        return read_units(config, data, split, needs, tokenizer, {}).report
+        return read_units(config, data, split, needs, tokenizer, rows).report
 
     def length(self, config: RunConfig) -> str:
         length = f"{config.train.steps} steps" if config.train.steps else f"{config.data.epochs:g} passes over the data"
