@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlhf_host.lazily import lazily
+from rlhf_host.systems import refuse_others
+
+refuse_others()
 
 if TYPE_CHECKING:
     from rlhf_host.api import Run as Run

@@ -152,10 +152,11 @@ def new_directory(path: Path, *, like: Path | None = None, room: str = "make roo
 
 
 def _space(aside: Path, like: Path | None) -> str:
-    """Returns the free space on a directory's disk, and the space that the directory needs, as far as known."""
+    """Returns the free space on a directory's disk, and what it needs if that is known to be more."""
     free = shutil.disk_usage(next(parent for parent in aside.parents if parent.exists())).free
     needed = max(directory_size(aside), 0 if like is None else directory_size(like))
-    return f"its disk has {amount(free)} free, and it needs {amount(needed)} or more"
+    told = f"its disk has {amount(free)} free"
+    return f"{told}, and it needs {amount(needed)} or more" if needed > free else f"{told}, and more was to be written"
 
 
 def amount(count: float) -> str:

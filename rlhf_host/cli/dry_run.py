@@ -10,7 +10,7 @@ import click
 
 from rlhf_host.config.defaults import KINDS, RunTraits, kernels_to_try, plugin_spec
 from rlhf_host.config.resolve import merge_needs
-from rlhf_host.config.schema import DataConfig, RunConfig
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.data.sources import NO_ROWS
 from rlhf_host.errors import UserError, blaming
 from rlhf_host.plugins.discovery import unchosen
@@ -65,15 +65,13 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         *forecasts(config, manager),
     ]:
         click.echo(line)
-    splits = [("train", config.data, config.seed), ("eval", config.eval.data, config.eval.seed)]
     if config.from_trajectories is not None:
         from rlhf_host.training.saved_rollouts import SavedData
 
-        splits = []
         for line in SavedData.of(config).report:
             click.echo(line)
-    for split, data, seed in splits:
-        for line in _data(config, data, split, tokenizer, seed, needs, manager, rows):
+    for split in ("train", "eval") if config.from_trajectories is None else ():
+        for line in _data(config, split, tokenizer, needs, manager, rows):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
     if needs.samples:
@@ -128,22 +126,14 @@ def _model(need: RoleNeed, config: RunConfig, needs: Needs) -> str:
     return f"{settings.model}{adapter}{narrow}, {need.head} head, {trained}"
 
 
-def _data(
-    config: RunConfig,
-    data: DataConfig,
-    split: Any,
-    tokenizer: Any,
-    seed: int,
-    needs: Needs,
-    manager: PluginManager,
-    rows: PythonRows,
-) -> list[str]:
+def _data(config: RunConfig, split: Any, tokenizer: Any, needs: Needs, manager: PluginManager, rows: PythonRows) -> list[str]:
     """Returns what the first rows of every source that is at hand look like."""
     from rlhf_host.data.sources import load_tasks
     from rlhf_host.training.batching import refuse_large_answers
     from rlhf_host.training.inputs import prompt_limit, refuse_other_agents
 
     lines = []
+    data, seed = (config.data, config.seed) if split == "train" else (config.eval.data, config.eval.seed)
     room = prompt_limit(config)
     longest = min((limit for limit in (room, data.max_prompt_tokens) if limit is not None), default=None)
     for source in data.sources:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from typing import Any
 
 import click
@@ -13,6 +14,13 @@ from rlhf_host.errors import RunError, UserError, a, visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Standard output is a file on a full disk."""
+
+
+class Visible(logging.Formatter):
+    """Warnings as one sees them: a model's text in them moves no cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(visible, super().format(record).split("\n")))
 
 
 class Failure(click.ClickException):
@@ -59,6 +67,8 @@ class Main(CommandGroup):
 @click.version_option(__version__, prog_name="rlhf")
 def main() -> None:
     """Post-training for language models: algorithms, rewards and environments are plugins."""
+    if logging.lastResort is not None:  # which prints warnings where nobody set up a handler
+        logging.lastResort.setFormatter(Visible())
 
 
 if __name__ == "__main__":

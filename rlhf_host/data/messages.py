@@ -61,6 +61,7 @@ _TRUTH = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0"
 _UNUSUAL = _MARKS | {*THOUGHTS, *REFUSED, *OPEN_ENDED, "function_call", "tool_calls"}
 _SHOWN = 60
 _MAPPINGS = re.compile(r"""(?:\[\s*)?\{\s*(["'])\w+\1\s*:""")
+_OPEN, _CLOSE = "<tool_response>", "</tool_response>"
 _MESSAGES = re.compile(r"""\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
 
 
@@ -98,7 +99,19 @@ def messages_of(value: Any, key: str, ignore: Collection[str] = (), roles: Colle
         raise Malformed(f"{key!r} must be a list of messages, not {kind_of(value)}")
     if not value:
         raise Malformed(f"{key!r} has no messages")
-    return [_any_message(message, number, key, ignore, roles) for number, message in enumerate(value)]
+    read = (_any_message(message, number, key, ignore, roles) for number, message in enumerate(value))
+    return [each for message in read for each in _unwrapped(message)]
+
+
+def _unwrapped(message: Message) -> list[Message]:
+    """Returns a tool's message without the tags of Hermes around its results, which chat templates write: a message for each."""
+    content = message["content"]
+    if message["role"] != "tool" or not isinstance(content, str) or _OPEN not in content:
+        return [message]
+    *parts, rest = map(str.strip, content.split(_CLOSE))
+    if rest or not all(part.startswith(_OPEN) and part.count(_OPEN) == 1 for part in parts):
+        return [message]
+    return [{**message, "content": part.removeprefix(_OPEN).strip()} for part in parts]
 
 
 def _any_message(message: Any, number: int, key: str, ignore: Collection[str], roles: Collection[str] | None) -> Message:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import string
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,15 @@ from rlhf_host.data.contents import has_pictures
 from rlhf_host.data.messages import as_list, messages_of
 from rlhf_host.data.pictures import ROWS, Origin, looks_like_a_picture, pictured
 from rlhf_host.data.row_context import BESIDE, HISTORY, PICTURES, context_of, with_system
-from rlhf_host.data.row_values import text_of, turns_of
+from rlhf_host.data.row_values import listed, text_of, turns_of
 from rlhf_host.data.rows import Rows
 from rlhf_host.records.episodes import Message, Task
 from rlhf_host.records.pictures import is_list, pictures_in
 
 PROMPT_KEYS = ("prompt", "question", "problem", "messages", "instruction", "input")
 LABEL_KEYS = ("label", "answer", "ground_truth", "solution", "target", "output", "reward_model.ground_truth")
+CHOICES = {"choices", "options", "endings", "candidates", "alternatives"}
+"""Columns of answers to choose from."""
 OFFLINE: dict[tuple[str, ...], str] = {
     ("chosen", "rejected"): "preference",
     ("completions", "labels"): "stepwise",
@@ -124,6 +127,12 @@ class RowReader:
             if agent is not None and not isinstance(agent, str):
                 raise Malformed(f"{self.agent_key!r} must be an agent's name, not {type(agent).__name__}")
         used = {self.prompt_key, self.context_key, self.label_key, self.agent_key}
+        for key in CHOICES & row.keys() - used - {*self.ignore}:
+            if _must_be_read(row[key], label, prompt):
+                raise Malformed(
+                    f"{self.label_key!r} chooses from {key!r}, and nothing reads that: write the choices into the prompt, or, where"
+                    f" an agent does, leave them unread (data.ignore {key})"
+                )
         if index == 0 and not any(row.get(name) for name in PICTURES):
             others = (key for key in row if key not in used and key not in PICTURES)
             self.unread = next((key for key in others if looks_like_a_picture(row[key])), None)
@@ -134,6 +143,19 @@ class RowReader:
         if not BESIDE.isdisjoint(metadata):
             task = with_context(task, self.ignore, history=self.context_key is not None, origin=self.origin)
         return seen(task, self.origin)
+
+
+def _must_be_read(choices: Any, label: Any, prompt: str | Sequence[Message]) -> bool:
+    """Returns True if a label is the number or the letter of one of these choices (a list of texts, or a mapping with one), and the
+    prompt does not have them.
+    """
+    choices = listed(choices)
+    texts = choices.get("text", [*choices.values()]) if isinstance(choices, Mapping) else choices
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or (said := str(label)) in texts:
+        return False
+    chosen = (said.isdecimal() and int(said) <= len(texts)) or said in string.ascii_uppercase[: len(texts)]
+    asked = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
+    return chosen and not all(text.strip() in asked for text in texts)
 
 
 def with_context(task: Task, ignore: Collection[str] = (), *, history: bool = False, origin: Origin = ROWS) -> Task:

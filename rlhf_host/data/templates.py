@@ -15,6 +15,7 @@ from typing import Any
 
 from rlhf_host.config.pairs import read_pairs
 from rlhf_host.config.schema import DataConfig
+from rlhf_host.data.contents import has_pictures
 from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Message
 
@@ -116,6 +117,8 @@ def apply_template(
         reason = " ".join(str(error).split())
         if any(message["role"] == "system" for message in messages) and re.search("system|alternate|supported", reason.lower()):
             reason += " (where it has no system messages, put them into the first user message)"
+        if any(has_pictures(message.get("content")) for message in messages):
+            reason = "it has no place for pictures: take a model that sees, or leave them out of the rows"
         raise UserError(f"the tokenizer's chat template refuses a conversation of roles {roles}: {reason}") from error
 
 

@@ -30,6 +30,8 @@ class Waves:
         self._run, self._compute, self._max_wait_s = run, compute, max_wait_s
         self._waiting: list[Waiting] = []
         self._running: list[Waiting] = []
+        self._cancelled: set[int] = set()
+        """Requests of the running wave that nobody waits for any more, by their index."""
         self._news = asyncio.Event()
         self._news_at = 0.0
         self._expected = 0
@@ -73,9 +75,11 @@ class Waves:
             if self._closed:
                 return
             calls = self._running = sorted(self._waiting, key=lambda call: (call.request.key, call.request.token_ids))
-            self._waiting = []
+            self._waiting, self._cancelled = [], set()
+            for index, call in enumerate(calls):
+                call.future.add_done_callback(partial(self._over, index))
             deliver: Finish = partial(asyncio.get_running_loop().call_soon_threadsafe, _resolve, calls)  # type: ignore[arg-type]
-            work = partial(self._run, [call.request for call in calls], deliver, partial(self._dropped, calls))
+            work = partial(self._run, [call.request for call in calls], deliver, self._dropped)
             try:
                 await asyncio.wrap_future(self._compute.submit(work))
             except Exception as error:
@@ -95,8 +99,12 @@ class Waves:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), patience)
 
-    def _dropped(self, calls: list[Waiting]) -> bool | set[int]:
-        return self._closed or {index for index, call in enumerate(calls) if call.future.cancelled()}
+    def _over(self, index: int, future: asyncio.Future[Generation]) -> None:
+        if future.cancelled():
+            self._cancelled.add(index)
+
+    def _dropped(self) -> bool | set[int]:
+        return self._closed or self._cancelled.copy()
 
 
 def _resolve(calls: Sequence[Waiting], finished: Sequence[tuple[int, Generation | Exception]]) -> None:

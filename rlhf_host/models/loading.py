@@ -231,7 +231,7 @@ def sizes(role: RoleConfig) -> tuple[int | None, int | None]:
     """Returns the number of tokens that the role's model knows, and its longest row, read from its configuration alone; None
     for GGUF.
     """
-    source = find_model(role.model)
+    source = find_model(role.model, weights=False)
     if source.gguf:
         return None, None
     with quiet_transformers(), as_user_error(f"cannot load the model {role.model!r}"):
@@ -243,7 +243,7 @@ def stop_tokens(role: RoleConfig) -> list[int]:
     """Returns the tokens that end a turn, from the generation configuration beside the role's model; none if there is no such
     file.
     """
-    source = find_model(role.model)
+    source = find_model(role.model, weights=False)
     options = options_of(source, role)
     with quiet_transformers():
         try:

@@ -19,6 +19,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from rlhf_host.scratch import Scratch
+
 
 class ChildFailed(Exception):
     """The work ended, or hung (``timed_out``), before it was done; ``trace`` is what it wrote to stderr."""
@@ -45,13 +47,13 @@ def answers(work: str, job: Mapping[str, Any], deadline_s: float) -> Iterator[An
     Raises:
         ChildFailed: no answer in time, or the process ended.
     """
-    with tempfile.TemporaryDirectory(prefix="rlhf-child-") as folder:
+    with Scratch("rlhf-child-", tempfile.gettempdir()) as folder:
         errors = Path(folder, "stderr")
         with errors.open("wb") as stderr:
             child = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, work, json.dumps(job)],
                 env={"WANDB_MODE": "offline", **os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # it ends with this process, however that ends
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 start_new_session=True,
@@ -99,7 +101,17 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
+def _end_with_parent(pipe: int) -> None:
+    """Waits until nobody holds the other end; then this process ends, its own children included."""
+    os.read(pipe, 1)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
 def _child(work: str, job: str) -> None:
+    threading.Thread(target=_end_with_parent, args=(os.dup(0),), daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     answered = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what plugins print is no answer
     module, _, function = work.partition(":")

@@ -30,6 +30,8 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
     """
     plugins = [_plugin_entry(item) for item in manager.loaded]
     plugins += [_plugin_entry(spec) for spec in (plugin_spec(config, "sync"), *kernels_to_try(config.kernels))]
+    for left in run_dir.rglob(".*.partial"):  # of a writer that was killed
+        remove(left)
     texts = {
         CONFIG: config_yaml(config),
         PLUGINS: json.dumps(plugins, indent=1) + "\n",

@@ -3,6 +3,7 @@
 import pytest
 
 from rlhf_host.data.chat import render_prompt, render_prompts
+from rlhf_host.data.templates import apply_template
 from rlhf_host.errors import UserError
 
 USER = [{"role": "user", "content": "hi"}]
@@ -73,6 +74,13 @@ def test_what_a_chat_template_refuses_is_a_message_not_a_traceback(make_tokenize
     tokenizer = make_tokenizer("{{ raise_exception('System role not supported') if messages[0]['role'] == 'system' }}")
     with pytest.raises(UserError, match="roles system, user: System role not supported"):
         render_prompt("hi", tokenizer, "Be brief.")
+
+
+def test_pictures_in_a_template_for_texts_are_named(make_tokenizer):
+    tokenizer = make_tokenizer("{% for message in messages %}{{ 'a ' + message['content'] }}{% endfor %}")
+    seen = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]
+    with pytest.raises(UserError, match="it has no place for pictures: take a model that sees"):
+        apply_template(tokenizer, seen, add_generation_prompt=True)
 
 
 def test_a_chat_template_that_loops_is_stopped(make_tokenizer, monkeypatch):

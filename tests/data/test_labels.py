@@ -132,3 +132,26 @@ def test_decimals_dates_and_numbers_of_tables_are_labels(tmp_path):
     ].to_pandas()
     tasks = load(frame.to_dict("records"), label_key="answer").tasks
     assert [task.ground_truth for task in tasks] == [1.5, 3]
+
+
+CHOICES = ["three", "four"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "2+2", "choices": CHOICES, "answer": 1},
+        {"question": "2+2", "options": json.dumps(CHOICES), "answer": "B"},
+        {"question": "2+2", "choices": {"text": CHOICES, "label": ["A", "B"]}, "answer": "B"},
+        {"question": "2+2", "endings": {"A": "three", "B": "four"}, "answer": "1"},
+    ],
+)
+def test_choices_that_a_label_indexes_are_not_left_unread_in_silence(row):
+    (column,) = row.keys() - {"question", "answer"}
+    with pytest.raises(UserError, match=f"'answer' chooses from '{column}', and nothing reads that: write the choices"):
+        load([row])
+    assert load([row], ignore=[column]).tasks[0].metadata[column] == row[column]
+    written = {**row, "question": "2+2: (A) three (B) four"}
+    assert load([written]).tasks[0].ground_truth == row["answer"]
+    assert load([{**row, "answer": "four"}]).tasks[0].ground_truth == "four", "a label with the text of a choice indexes none"
+    assert load([{**row, "answer": 7}]).tasks[0].ground_truth == 7

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlhf_host.data import tool_formats
 from rlhf_host.data.codec import ChatCodec
+from rlhf_host.data.messages import messages_of
 from rlhf_host.records.messages import ToolCall
 
 from .conftest import CHATML, byte_tokenizer
@@ -141,3 +142,22 @@ def test_nothing_that_a_model_can_say_raises_in_any_format(text, name, whole):
     reply = said(text + CALLS[name] if whole else text, name)
     assert all(isinstance(call.arguments, dict) and call.name for call in reply.tool_calls)
     assert not (reply.problems and reply.tool_calls)
+
+
+@pytest.mark.parametrize(
+    ("content", "results"),
+    [
+        ('<tool_response>\n{"sum": 5}\n</tool_response>', ['{"sum": 5}']),
+        ("<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>\n", ["1", "2"]),
+        ("plain", ["plain"]),
+        ("it said <tool_response>1</tool_response>", ["it said <tool_response>1</tool_response>"]),
+        ("<tool_response>1", ["<tool_response>1"]),
+        ("<tool_response>" * 20_000 + "</tool_response>", ["<tool_response>" * 20_000 + "</tool_response>"]),
+    ],
+)
+def test_results_of_tools_are_wrapped_once(content, results):
+    """The tags of Hermes in a data set are those that the chat template writes."""
+    for message in ({"role": "tool", "content": content}, {"from": "tool", "value": content}):
+        assert [each["content"] for each in messages_of([message], "messages")] == results
+    said = [{"role": "user", "content": content}]
+    assert messages_of(said, "messages") == said, "only a tool's own message"

@@ -301,3 +301,31 @@ def test_a_cancelled_episode_leaves_the_running_batch(llama):
     assert sizes[:3] == [1, 4, 4]
     assert sizes[-1] == 3
     assert [isinstance(result, Generation) for result in results] == [True, True, False, True]
+
+
+def test_asking_who_is_gone_does_not_look_at_every_request():
+    """A decoder asks after each token."""
+    steps, requests, looked = 200, 4_000, 0
+
+    class Looked(asyncio.Future):
+        def cancelled(self):
+            nonlocal looked
+            looked += 1
+            return super().cancelled()
+
+    def run(given, finish, dropped):
+        for _ in range(steps):
+            dropped()
+        Recorder()(given, finish, dropped)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.create_future = lambda: Looked(loop=loop)
+        waves = Waves(run, OneThread(), 5.0)
+        waves.expect(requests)
+        answers = await asyncio.gather(*(waves.submit(request(number)) for number in range(requests)))
+        await waves.close()
+        return len(answers)
+
+    assert asyncio.run(main()) == requests
+    assert looked <= 4 * requests

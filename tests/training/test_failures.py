@@ -220,6 +220,13 @@ def test_a_run_that_fails_again_after_a_resume_names_the_checkpoint_before(train
     one, two = (f"{run_dir}/checkpoints/step-00000{step}" for step in (1, 2))
     with pytest.raises(RunError, match=f"continue from {two} .*; if that fails again, remove {two} to continue from {one}$"):
         train(extension=Fails("transform_rewards"))
+    left = [run_dir / name for name in (".run.json.99.partial", "trajectories/.eval-step-000001.jsonl.99.partial")]
+    for file in left:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("half")
+    with pytest.raises(RunError):
+        train(extension=Fails("transform_rewards"))
+    assert [file for file in left if file.exists()] == [], "what a killed writer left is gone after a resume"
     rows = run_dir / "metrics.jsonl"
     rows.unlink()
     rows.mkdir()

@@ -34,6 +34,19 @@ def saved(tmp_path):
     return path
 
 
+def test_no_text_of_a_model_turns_the_line_around(rlhf_here, tmp_path):
+    turned = "\u202e\u2066\x1b[2J"
+    segments = [segment("prompt", [1], f"1{turned}"), segment("action", [2], turned)]
+    events = [{"kind": f"note{turned}", "t": 0.0, "text": turned}]
+    saved = row(f"e{turned}", None, segments, role=turned, label=turned, unjudged=turned, source=turned)
+    saved |= {"events": events}
+    (tmp_path / "saved.jsonl").write_text(json.dumps(saved) + "\n")
+    result = rlhf_here("episodes", tmp_path / "saved.jsonl")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\\u202e") >= 5
+    assert not {"\u202e", "\u2066", "\x1b"} & {*result.output}
+
+
 def test_an_episode_is_a_tree_of_its_rows(rlhf_here, saved):
     result = rlhf_here("episodes", saved, "--count", "1")
     assert result.exit_code == 0, result.output

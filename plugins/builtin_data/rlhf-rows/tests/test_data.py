@@ -32,6 +32,18 @@ def test_pairs_are_shown_with_their_trained_tokens_and_lengths(rlhf_here, tiny_m
     ]
 
 
+def test_a_model_s_directory_without_weights_is_enough(rlhf_here, tiny_model, write, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in tiny_model.iterdir():
+        if file.suffix == ".json":
+            (bare / file.name).write_bytes(file.read_bytes())
+    path = write("pairs.jsonl", {"prompt": "1+1=", "chosen": "2", "rejected": "0"})
+    done = rlhf_here("data", "show", path, "--actor.model", bare)
+    assert done.exit_code == 0, done.output
+    assert "1 label 1: 1+1=⟦2<eos>⟧" in done.stdout
+
+
 def test_rows_without_answers_are_shown_as_prompts(rlhf_here, tiny_model, write):
     path = write("prompts.jsonl", {"prompt": "1+1=", "label": "2"})
     done = rlhf_here("data", "show", path, "--actor.model", tiny_model)

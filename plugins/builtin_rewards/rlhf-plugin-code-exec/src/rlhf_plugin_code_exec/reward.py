@@ -86,7 +86,7 @@ class CodeExec:
             told = await self.runner.tests(code, tests, first_only=not self.options.partial)
         except JailFailed as failure:
             return Unjudged(f"the jail: {failure}")
-        verdict = verdict_of(told, tests)
+        verdict = await asyncio.to_thread(verdict_of, told, tests)  # of a million words it takes seconds
         if verdict.unusable:
             return Unjudged(verdict.unusable)
         score = verdict.share if self.options.partial else float(verdict.share == 1.0)

@@ -57,7 +57,7 @@ def episodes(place: Path, step: int | None, episode: str | None, count: int, wor
         names.sort(key=lambda name: min(_worth(row) for row in by_episode[name]))
     shown = names[: count or None]
     for name in shown:
-        click.echo("\n".join(_episode(name, by_episode[name], chars)) + "\n")
+        click.echo("\n".join(map(visible, _episode(name, by_episode[name], chars))) + "\n")
     click.echo(f"{len(shown)} of {len(names)} episodes of step {found.step} ({found.split})", err=True)
     if found.joined:
         click.echo("all turns of an answer are one text here: --trajectories.tokens saves them by turn", err=True)

@@ -57,7 +57,7 @@ async def _turns(answer: Callable[[list[Message]], Awaitable[Reply]]) -> None:
         try:
             reply = await answer(messages)
         except EpisodeFailed as failure:
-            click.echo(f"{failure.reason.removeprefix('codec: ')}; an empty line begins anew", err=True)
+            click.echo(f"{visible(failure.reason.removeprefix('codec: '))}; an empty line begins anew", err=True)
             messages.pop()
             continue
         messages.append(reply.message)
