@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import reduce
-from itertools import chain
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -75,14 +74,6 @@ def _refuse_unknown(path: str, value: Any) -> None:
         raise UserError(f"{path}: no such argument{hint}")
 
 
-def _apart(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields an argument, or the settings of a role one by one."""
-    if path in SHORTHANDS and isinstance(value, Mapping):
-        yield from ((f"{path}.{key}", item) for key, item in value.items())
-    else:
-        yield path, value
-
-
 def in_arguments(text: str) -> str:
     """Returns a message with arguments in place of flags: ``rollout.stop=TEXT`` for ``--rollout.stop TEXT``. Commands of ``rlhf``
     stay as they are.
@@ -134,7 +125,7 @@ class Arguments:
         problems, names = Problems(), Names()
         self.settings = Located({}, "")
         given = [(name, value) for name, value in named.items() if value is not None] + list(settings.items())
-        for typed, value in chain.from_iterable(_apart(*item) for item in given):
+        for typed, value in given:
             path = _KEYS.get(typed, typed)
             if value is None and names.place(path)[1]:
                 continue

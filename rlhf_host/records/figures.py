@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def half_width(row: Mapping[str, Any], name: str) -> float | None:
-    """Returns half the 95 % interval of an evaluation's mean, which is what ± means: 1.96 standard errors over tasks. None where
-    there is no error, as of one task, or of tasks that are all the same.
+def figure(row: Mapping[str, Any], name: str, form: str = ".4g") -> str:
+    """Returns ``0.633 ± 0.024 (95 %)``: a metric with half its 95 % interval, which is 1.96 standard errors over tasks.
+    None is written where there is no error, as of one task, or of tasks that are all the same.
     """
     error = row.get(f"{name.removesuffix('/mean')}/stderr")
-    return 1.96 * error if error else None
-
-
-def figure(row: Mapping[str, Any], name: str, form: str = ".4g") -> str:
-    """Returns a metric with its interval: ``0.633 ± 0.024 (95 %)``."""
-    width = half_width(row, name)
-    return f"{row[name]:{form}}" + (f" ± {width:.2g} (95 %)" if width else "")
+    return f"{row[name]:{form}}" + (f" ± {1.96 * error:.2g} (95 %)" if error else "")
 
 
 def failed_share(row: Mapping[str, Any], name: str) -> float:

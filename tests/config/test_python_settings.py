@@ -170,7 +170,6 @@ def test_every_setting_once_by_both_ways(whole):
         ({"extensions": ["kl"], "kl.coef": 0.1}, "--with kl --kl.coef 0.1"),
         ({"wandb": True}, "--wandb"),
         ({"actor.lora_rank": 4}, "--actor.lora-rank 4"),
-        ({"actor": {"lora_rank": 4}}, "--actor.lora-rank 4"),
         ({"data": "arithmetic", "data.arithmetic.max_samples": 4}, "--data arithmetic --data.arithmetic.max-samples 4"),
         ({"eval.data": None}, "--eval.data null"),
     ],

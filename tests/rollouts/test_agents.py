@@ -15,7 +15,7 @@ from rlhf_host.config.schema import EvalConfig
 from rlhf_host.functional import leave_one_out
 from rlhf_host.records.episodes import Sampling, Segment
 from rlhf_host.rollouts.experience import make_experience, reward_metrics
-from rlhf_host.training.evaluate import summary
+from rlhf_host.rollouts.summary import summary
 from rlhf_host.training.records import json_line, record
 
 from .playing import Guess, Own, load

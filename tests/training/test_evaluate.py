@@ -21,7 +21,8 @@ from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.gate import Gate
-from rlhf_host.training.evaluate import Evaluation, summary
+from rlhf_host.rollouts.summary import summary
+from rlhf_host.training.evaluate import Evaluation
 from rlhf_host.training.saved_rows import read_steps
 
 from ..rollouts.playing import Length, load

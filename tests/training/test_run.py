@@ -17,7 +17,7 @@ from rlhf_host import functional as F
 from rlhf_host import hookimpl
 from rlhf_host.config.check import EVAL_METRICS
 from rlhf_host.errors import RunError
-from rlhf_host.training.evaluate import pass_at_k
+from rlhf_host.rollouts.summary import pass_at_k
 
 # fmt: off
 ALWAYS = [

@@ -18,9 +18,9 @@ from rlhf_host.records.metric_names import RowMetrics
 from rlhf_host.records.needs import Needs, Output
 from rlhf_host.records.tensors import Metric, Outputs
 from rlhf_host.rollouts.gate import Gate
+from rlhf_host.rollouts.summary import pass_at_k
 from rlhf_host.training.actor_metrics import actor_metrics
 from rlhf_host.training.components import Progress, RunComponents
-from rlhf_host.training.evaluate import pass_at_k
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.optimize import optimize
 from rlhf_host.training.reduction import Metrics, reduced
