@@ -26,7 +26,7 @@ RIGHT = [
     ("10-3=7", "7"),
     (".5", "0.5"),
     ("that is 1 1/2", "1.5"),
-    ("costs $5 and $6", "6"),
+    ("costs $5, so it is $6", "6"),
     ("hence $x = 4$", "4"),
     (r"thus x = \frac{3}{4}", "3/4"),
     # after ####
@@ -79,7 +79,7 @@ RIGHT = [
     (r"\boxed{50\%}", "50%"),
     (r"\boxed{50\%}", "50"),
     (r"\boxed{0.5}", "50%"),
-    ("about 50 percent", "50%"),
+    ("this is 50 percent", "50%"),
     (r"\boxed{1.5e3}", "1500"),
     (r"\boxed{1.5\times10^{3}}", "1500"),
     # expressions, sets, intervals, matrices, relations
@@ -126,7 +126,7 @@ WRONG = [
     ("7.2", "72"),
     ("The answer is 72. No wait, the answer is 73", "72"),
     ("#### 72\n#### 73", "72"),
-    (r"\boxed{72}, or rather \boxed{73}. The answer is 72", "72"),
+    (r"\boxed{72}, or rather \boxed{73}", "72"),
     (r"\boxed{72, 73}", "72"),
     (r"\boxed{72 or 73}", "72"),
     (r"\boxed{71; 72}", "72"),
@@ -187,7 +187,8 @@ UNJUDGED = [
     *((label, "not a text or a number but") for label in (None, True, [], [None], {"value": 72})),
     *((label, "not a finite number") for label in (float("nan"), float("-inf"), 10**400)),
     *((label, "empty or longer than 1000 characters") for label in ("", "  ", "7x" * 1000)),
-    *((label, "cannot be read as mathematics") for label in (r"\frac{1}{", "???", r"\frac{0}{0}")),
+    *((label, "cannot be read as mathematics") for label in (r"\frac{1}{", r"\frac{0}{0}")),
+    *((label, "is no answer") for label in ("???", "N/A", "-", "[]")),
 ]
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rlhf_plugin_math_verifier import MathVerifier
 from rlhf_plugin_math_verifier.answers import Number
-from rlhf_plugin_math_verifier.characters import tidy
-from rlhf_plugin_math_verifier.extraction import extract
+from rlhf_plugin_math_verifier.candidates import find
+from rlhf_plugin_math_verifier.characters import fold
+from rlhf_plugin_math_verifier.decoration import tidy
 from rlhf_plugin_math_verifier.reading import read
 
 from rlhf_host import Reward, Segment, Task, Trajectory
@@ -55,7 +56,7 @@ def test_only_the_end_of_a_text_is_read(verifier, trajectory):
 
 
 def test_thoughts_are_not_judged_unless_asked_for(verifier, trajectory):
-    texts = (r"<think>\boxed{72}</think>\boxed{73}", r"<plan>\boxed{73}</plan>\boxed{72}", r"<plan>\boxed{72}")
+    texts = (r"<think>\boxed{71}</think>\boxed{73}", r"<plan>\boxed{73}</plan>\boxed{72}", r"<plan>\boxed{72}")
     assert values(verifier(), trajectory, *texts) == [0, 1, 1]
     assert values(verifier(thoughts="<plan> </plan>"), trajectory, *texts) == [0, 1, 0]
     assert values(verifier(thoughts=[]), trajectory, r"<think>\boxed{72}", r"\boxed{72}</think>73") == [1, 1]
@@ -136,9 +137,9 @@ fragments = st.sampled_from(
 @example("5 $$ \n$$", "any")
 def test_any_text_is_read_without_an_error(text, form):
     for prose in (False, True):
-        found = extract(text, form, prose=prose)
-        assert found is None or found.text == found.text.strip() != ""
-    assert tidy(tidy(text)) == tidy(text)
+        found = find(fold(text), form, prose=prose)
+        assert found is None or found.claim.text == found.claim.text.strip()
+    tidy(text)
     read(text)
     read(text, label=True)
 
@@ -158,4 +159,4 @@ def test_any_text_gets_one_of_the_rewards_or_goes_to_a_worker(text):
 def test_fractions_are_read_as_written(value):
     assert read(str(value)) == Number(value)
     assert read(rf"\frac{{{value.numerator}}}{{{value.denominator}}}") == Number(value)
-    assert extract(f"so it is {value}").text == str(value)
+    assert find(f"so it is {value}").claim.text == str(value)

@@ -12,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rlhf_plugin_math_verifier.extraction import extract
+from rlhf_plugin_math_verifier.candidates import find
+from rlhf_plugin_math_verifier.characters import fold
+from rlhf_plugin_math_verifier.claims import NONE, Claim
 from rlhf_plugin_math_verifier.judging import NeedsAlgebra, NoAlgebra, judge
 from rlhf_plugin_math_verifier.labels import read_label
 
@@ -45,14 +47,14 @@ def test_a_worker_judges_what_plain_comparison_judges_and_says_the_same():
     compared = 0
     for row in (row for file in FILES for row in rows(file)):
         label = read_label(row["label"])
-        found = extract(row["text"], prose=label.prose)
-        content = found.text if found else ""
+        found = find(fold(row["text"]), prose=label.prose, parts=label.parts)
+        claim = found.claim if found else NONE
         try:
-            verdict = judge(label.text, content, 6, NoAlgebra())
+            verdict = judge(label.text, claim, 6, NoAlgebra())
         except NeedsAlgebra:
             continue
         compared += 1
-        assert judge(label.text, content, 6, SYMPY) == verdict, row
+        assert judge(label.text, claim, 6, SYMPY) == verdict, row
     assert compared > 100
 
 
@@ -78,8 +80,8 @@ def test_numbers_are_as_close_in_a_worker_as_here(label, other):
     """Here fractions are compared, there expressions: the same numbers, written so that only algebra reads them."""
     from rlhf_plugin_math_verifier.algebra import SYMPY
 
-    here = judge(label, other, 6, SYMPY)
-    assert judge(rf"{label}+\sqrt{{4}}-2", rf"{other}+\ln 1", 6, SYMPY) == here
+    here = judge(label, Claim(other), 6, SYMPY)
+    assert judge(rf"{label}+\sqrt{{4}}-2", Claim(rf"{other}+\ln 1"), 6, SYMPY) == here
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_numbers_are_as_close_in_a_worker_as_here(label, other):
 def test_small_numbers_must_agree_in_their_first_places(label, right, wrong):
     from rlhf_plugin_math_verifier.algebra import SYMPY
 
-    assert [judge(label, answer, 6, SYMPY) for answer in (right, wrong)] == ["right", "wrong"]
+    assert [judge(label, Claim(answer), 6, SYMPY) for answer in (right, wrong)] == ["right", "wrong"]
 
 
 FORMS = r"""
@@ -136,5 +138,5 @@ def test_two_ways_to_write_the_same(pair):
     from rlhf_plugin_math_verifier.algebra import SYMPY
 
     one, other = pair.split(" | ")
-    assert [judge(one, other, 6, SYMPY), judge(other, one, 6, SYMPY)] == ["right", "right"]
-    assert judge(one, rf"{other}+1", 6, SYMPY) != "right"
+    assert [judge(one, Claim(other), 6, SYMPY), judge(other, Claim(one), 6, SYMPY)] == ["right", "right"]
+    assert judge(one, Claim(rf"{other}+1"), 6, SYMPY) != "right"

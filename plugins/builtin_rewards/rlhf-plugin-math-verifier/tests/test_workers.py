@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from rlhf_plugin_math_verifier.extraction import extract
+from rlhf_plugin_math_verifier.candidates import find
+from rlhf_plugin_math_verifier.characters import fold
+from rlhf_plugin_math_verifier.claims import Claim
 from rlhf_plugin_math_verifier.pool import Pool
 
 from rlhf_host import Outcome
@@ -93,7 +95,7 @@ def test_hostile_answers_are_wrong_for_a_formula_too(judge, name):
 )
 def test_finding_the_answer_takes_no_time(text):
     started = time.process_time()
-    extract(text[-20_000:])
+    find(fold(text[-20_000:]))
     assert time.process_time() - started < 1.0
 
 
@@ -121,9 +123,9 @@ def test_the_wait_for_a_free_process_has_an_end(monkeypatch):
     monkeypatch.setattr("rlhf_plugin_math_verifier.pool.FIRST_TRY_S", 0.2)
     pool = Pool(workers=1, timeout_s=600, memory_mb=512, wait_s=0.1)
     try:
-        tried, never_tried = pool.submit("72", "9^{9^{9^9}}", 6), pool.submit("x", "y", 6)
+        tried, never_tried = pool.submit("72", Claim("9^{9^{9^9}}"), 6), pool.submit("x", Claim("y"), 6)
         assert [tried.result(PATIENCE_S), never_tried.result(PATIENCE_S)] == ["failed", "failed"]
-        assert pool.submit("x", "y", 6).result(PATIENCE_S) == "wrong", "what was not judged is not remembered"
+        assert pool.submit("x", Claim("y"), 6).result(PATIENCE_S) == "wrong", "what was not judged is not remembered"
     finally:
         pool.close()
 
@@ -133,10 +135,10 @@ def test_a_busy_machine_is_not_the_answers_doing():
     """Whoever gets no processor uses no processor time: stopped for longer than its limit, a worker still says what is right."""
     pool = Pool(workers=1, timeout_s=0.5, memory_mb=512)
     try:
-        assert pool.submit("x", "y", 6).result(PATIENCE_S) == "wrong"
+        assert pool.submit("x", Claim("y"), 6).result(PATIENCE_S) == "wrong"
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
-        slow = pool.submit("x+1", "1+x", 6)
+        slow = pool.submit("x+1", Claim("1+x"), 6)
         time.sleep(1.5)
         assert not slow.done()
         os.kill(pid, signal.SIGCONT)
@@ -150,20 +152,20 @@ def test_a_busy_machine_is_not_the_answers_doing():
 def test_a_worker_that_gets_no_processor_for_too_long_is_given_up_and_nothing_is_judged(monkeypatch):
     pool = Pool(workers=1, timeout_s=0.5, memory_mb=512, wait_s=60)
     try:
-        assert pool.submit("x", "y", 6).result(PATIENCE_S) == "wrong"
+        assert pool.submit("x", Claim("y"), 6).result(PATIENCE_S) == "wrong"
         pool._wait_s = 0.5
         (pid,) = pool.pids
         os.kill(pid, signal.SIGSTOP)
-        assert pool.submit("x+1", "1+x", 6).result(PATIENCE_S) == "failed"
+        assert pool.submit("x+1", Claim("1+x"), 6).result(PATIENCE_S) == "failed"
     finally:
         pool.close()
 
 
 def test_the_same_answer_is_judged_once(pool):
-    first, again, other = (pool.submit("x+1", answer, 6) for answer in ("1+x", "1+x", "x"))
+    first, again, other = (pool.submit("x+1", Claim(answer), 6) for answer in ("1+x", "1+x", "x"))
     assert first is again
     assert [future.result(PATIENCE_S) for future in (first, other)] == ["right", "wrong"]
-    assert pool.submit("x+1", "1+x", 6) is first
+    assert pool.submit("x+1", Claim("1+x"), 6) is first
 
 
 def test_who_gives_up_takes_the_verdict_from_nobody_else(verifier, trajectory):
@@ -186,13 +188,13 @@ def test_a_label_that_hangs_is_unjudged(verifier, trajectory):
 
 
 def test_a_killed_worker_is_replaced_and_its_answer_judged(pool):
-    assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+    assert pool.submit("x+1", Claim("1+x"), 6).result(timeout=PATIENCE_S) == "right"
     (pid,) = pool.pids
-    long = pool.submit("1", r"\frac{1}{" * 100 + "1" + "}" * 100, 6)
+    long = pool.submit("1", Claim(r"\frac{1}{" * 100 + "1" + "}" * 100), 6)
     assert wait_for(long.running)
     os.kill(pid, signal.SIGKILL)
     assert long.result(timeout=PATIENCE_S) == "right"
-    assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+    assert pool.submit("x+1", Claim("1+x"), 6).result(timeout=PATIENCE_S) == "right"
     assert pid not in pool.pids
 
 
@@ -200,7 +202,7 @@ def test_a_killed_worker_is_replaced_and_its_answer_judged(pool):
 def test_workers_that_die_again_and_again(pool, number, verdict, monkeypatch):
     """Killed from outside: nobody's fault, not judged. Crashed by itself, on this answer only: the answer's doing."""
     monkeypatch.setattr("rlhf_plugin_math_verifier.pool.FIRST_TRY_S", PATIENCE_S)
-    future = pool.submit("72", "9^{9^{9^9}}", 6)
+    future = pool.submit("72", Claim("9^{9^{9^9}}"), 6)
     seen: set[int] = set()
     for _ in range(3):
         assert wait_for(lambda: set(pool.pids) - seen)
@@ -208,7 +210,7 @@ def test_workers_that_die_again_and_again(pool, number, verdict, monkeypatch):
         seen.add(pid)
         os.kill(pid, number)
     assert future.result(timeout=PATIENCE_S) == verdict
-    assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+    assert pool.submit("x+1", Claim("1+x"), 6).result(timeout=PATIENCE_S) == "right"
 
 
 def test_an_unjudged_failure_says_so(verifier, trajectory, monkeypatch, caplog):
@@ -224,11 +226,11 @@ def test_an_unjudged_failure_says_so(verifier, trajectory, monkeypatch, caplog):
 def test_memory_is_limited_and_running_out_of_it_is_wrong():
     pool = Pool(workers=1, timeout_s=PATIENCE_S, memory_mb=256)
     try:
-        assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+        assert pool.submit("x+1", Claim("1+x"), 6).result(timeout=PATIENCE_S) == "right"
         limits = Path(f"/proc/{pool.pids[0]}/limits").read_text()
         assert f"Max address space         {256 * 2**20}" in limits
-        assert pool.submit("x^2+1", "2^{10^{10}}", 6).result(timeout=PATIENCE_S) == "wrong"
-        assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+        assert pool.submit("x^2+1", Claim("2^{10^{10}}"), 6).result(timeout=PATIENCE_S) == "wrong"
+        assert pool.submit("x+1", Claim("1+x"), 6).result(timeout=PATIENCE_S) == "right"
     finally:
         pool.close()
 
@@ -239,7 +241,7 @@ def test_a_worker_lasts_however_large_its_parent():
     try:
         seen = []
         for _ in range(3):
-            assert pool.submit("x+1", "1+x", 6).result(timeout=PATIENCE_S) == "right"
+            assert pool.submit("x+1", Claim("1+x"), 6).result(timeout=PATIENCE_S) == "right"
             seen += pool.pids
         assert len(seen) == 3
         assert len(set(seen)) == 1
@@ -292,10 +294,11 @@ def test_the_end_of_the_run_ends_the_processes_even_a_busy_one(verifier, traject
 def test_no_process_outlives_the_run(end, busy):
     code = f"""
         import sys, time
+        from rlhf_plugin_math_verifier.claims import Claim
         from rlhf_plugin_math_verifier.pool import Pool
         pool = Pool(workers=1, timeout_s=0.5, memory_mb=512)
-        pool.submit("x+1", "1+x", 6).result()
-        {'hanging = pool.submit("72", "9^{9^{9^9}}", 6)' if busy else ""}
+        pool.submit("x+1", Claim("1+x"), 6).result()
+        {'hanging = pool.submit("72", Claim("9^{9^{9^9}}"), 6)' if busy else ""}
         print(pool.pids[0], flush=True)
         {"time.sleep(600)" if end == "kill" else ""}
     """

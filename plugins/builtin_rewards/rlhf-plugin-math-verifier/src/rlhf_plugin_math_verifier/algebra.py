@@ -10,6 +10,7 @@ from typing import Any
 
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+from math_verify import parse as parse_text
 from math_verify import verify
 from sympy.core.function import AppliedUndef
 
@@ -182,6 +183,13 @@ class Sympy:
             natural = self.same(_LOGARITHM.sub(r"\\ln", own), _LOGARITHM.sub(r"\\ln", said), decimals)
             return "wrong" if natural == "wrong" else "unjudged"
         return verdict
+
+    def parser_agrees(self, own: str, said: str) -> bool:
+        try:
+            gold, read = (parse_text(f"${side}$", parsing_timeout=None) for side in (own, said))  # type: ignore[arg-type]
+            return verify(gold, read, timeout_seconds=None)
+        except Exception:
+            return False
 
     def same_equation(self, own: tuple[str, str], said: tuple[str, str]) -> Verdict:
         left = label(own[0]) - label(own[1])

@@ -57,6 +57,14 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class Residue:
+    """``2 (mod 5)``."""
+
+    value: Fraction
+    modulus: Fraction
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """Folded words: ``paris``."""
 
@@ -142,6 +150,7 @@ Answer = (
     | Numeral
     | Moment
     | Ratio
+    | Residue
     | Words
     | Choice
     | Several

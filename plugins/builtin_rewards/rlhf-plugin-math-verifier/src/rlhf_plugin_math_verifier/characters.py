@@ -11,7 +11,7 @@ _FOLDED |= {ord(sign): "-" for sign in _MINUS} | {ord(blank): " " for blank in "
 _FOLDED |= {ord(mark): None for mark in "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff"}
 _FOLDED |= {ord("’"): "'", ord("‘"): "'", ord("“"): '"', ord("”"): '"', ord("｡"): "。", ord("､"): "、"}
 _FOLDED |= {ord(quote): " " for quote in "「」『』【】《》〈〉"}
-_RUNNING_ON = re.compile(r"(?<=[0-9])(?:\.{3,}|…)")
+_RUNNING_ON = re.compile(r"(?<=[0-9])(?:\.{2,}|…)")
 _OTHER = re.compile(r"[^\x00-\x7f]")
 
 _SYMBOLS = {
@@ -90,19 +90,20 @@ _RAISED = re.compile(rf"⁻?[{''.join(_SUPERSCRIPTS)}]+|[{''.join(_SUBSCRIPTS)}]
 
 _ROOF = r"\\(?:overline|bar|widebar|dot|overset\{\\frown\})\s*"
 _REPEATING = re.compile(
-    rf"(?P<whole>[0-9]*)\.(?P<fixed>[0-9]*)"
+    rf"(?<![0-9])(?P<whole>[0-9]*)\.(?P<fixed>[0-9]*)"
     rf"(?:\\dot\s*\{{?(?P<first>[0-9])\}}?(?P<inner>[0-9]*)\\dot\s*\{{?(?P<last>[0-9])\}}?|{_ROOF}\{{\s*(?P<roof>[0-9]+)\s*\}}"
     rf"|{_ROOF}(?P<digit>[0-9])|\((?P<bracket>[0-9]+)\))(?![0-9])"
 )
-_RUNNING = re.compile(r"([0-9]*)\.([0-9]*?)(?:([0-9]+?)\3{2,}|([0-9]{2,3}?)\4)(?:\.{3}|\\[lc]?dots(?![a-z]))")
-_TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)")
+_RUNNING = re.compile(r"(?<![0-9])([0-9]*)\.([0-9]{2,})(?:\.{3}|\\[lc]?dots(?![a-z]))")
+_MAX_FIXED, _MAX_PERIOD = 8, 30
+_TIMES = re.compile(r"(?<=[0-9])(?:\s*[xX]\s*(?=10\s*\^)|\s+[xX]\s+(?=[$(]?[0-9])|(?<![0-9]0)[xX](?=[0-9]))")
 
 
 def fold(text: str) -> str:
     """Converts digits, Latin letters and signs of full width or of other scripts to ASCII, all minus signs to one, and removes
     invisible characters.
     """
-    text = _TIMES_TEN.sub(r" \\times ", _RUNNING_ON.sub(r"\\ldots ", text))
+    text = _TIMES.sub(r" \\times ", _RUNNING_ON.sub(r"\\ldots ", text))
     if text.isascii():
         return text
     return _OTHER.sub(_folded_digit, text.translate(_FOLDED))
@@ -143,7 +144,19 @@ def without_repetition(text: str) -> str:
     """
     if "." not in text:
         return text
-    return _RUNNING.sub(lambda match: _fraction(match[1], match[2], match[3] or match[4]), _REPEATING.sub(_repeating, text))
+    return _RUNNING.sub(_running, _REPEATING.sub(_repeating, text))
+
+
+def _running(match: re.Match[str]) -> str:
+    """Converts ``0.1818...``: digits that repeat at least three times, or twice if they are two or three."""
+    digits = match[2]
+    for fixed in range(min(_MAX_FIXED, len(digits))):
+        rest = digits[fixed:]
+        for period in range(1, min(_MAX_PERIOD, len(rest) // 2) + 1):
+            times, left = divmod(len(rest), period)
+            if not left and (times > 2 or 1 < period < 4) and rest == rest[:period] * times:
+                return _fraction(match[1], digits[:fixed], rest[:period])
+    return match.group()
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -155,26 +168,3 @@ def _repeating(match: re.Match[str]) -> str:
 def _fraction(whole: str, fixed: str, repeated: str) -> str:
     every, before = int(whole + fixed + repeated), int(whole + fixed or "0")
     return rf"\frac{{{every - before}}}{{{'9' * len(repeated) + '0' * len(fixed)}}}"
-
-
-_MARKS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
-_SPACING = re.compile(r"\\[!,;: ]|\{(,)\}|~|\\(?:left|right|displaystyle)\b")
-
-
-def tidy(text: str) -> str:
-    """Returns the answer without the marks of mathematics around it, LaTeX spacing, emphasis and closing punctuation."""
-    text = fold(text)
-    previous = None
-    while text != previous:
-        previous = text
-        text = text.strip().rstrip(".,;:。，；：").strip()
-        for left, right in _MARKS:
-            if len(text) > len(left + right) and text.startswith(left) and text.endswith(right) and _alone(text, left, right):
-                text = text[len(left) : -len(right)]
-    return text
-
-
-def _alone(text: str, left: str, right: str) -> bool:
-    """Returns True if the marks belong together: not so in ``$3$ and $4$``."""
-    inside = text[len(left) : -len(right)]
-    return left not in inside and right not in inside

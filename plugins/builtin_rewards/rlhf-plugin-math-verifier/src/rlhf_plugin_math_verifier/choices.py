@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlhf_plugin_math_verifier.characters import tidy
+from rlhf_plugin_math_verifier.decoration import tidy
 
 MAX_CHARS = 300
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Literal, Protocol
@@ -21,6 +22,7 @@ from rlhf_plugin_math_verifier.answers import (
     Ratio,
     Region,
     Relation,
+    Residue,
     Several,
     Words,
 )
@@ -29,6 +31,7 @@ from rlhf_plugin_math_verifier.reading import latex_of
 Verdict = Literal["right", "wrong", "unjudged"]
 MAX_ITEMS = 40
 PI = Fraction(31415926535897932384626433832795028841971693993751, 10**49)
+_BESIDE_LETTERS = re.compile(r"\\cdot|[\s/^{}0-9-]")
 _BINARY = {"yes", "no", "true", "false"}
 _EMPTY = {
     "no solution",
@@ -48,6 +51,10 @@ class Algebra(Protocol):
 
     def same(self, label: str, answer: str, decimals: int) -> Verdict:
         """Compares the values of two formulas."""
+        ...
+
+    def parser_agrees(self, label: str, answer: str) -> object:
+        """Returns whether math-verify alone calls the answer right."""
         ...
 
     def same_equation(self, label: tuple[str, str], answer: tuple[str, str]) -> Verdict:
@@ -90,6 +97,8 @@ class _Comparison:
             return self._moment_or_ratio(label, answer)
         if isinstance(label, Numeral) or isinstance(answer, Numeral):
             return _numeral(label, answer)
+        if isinstance(label, Residue) or isinstance(answer, Residue):
+            return _residues(label, answer)
         if _is_region(label) or _is_region(answer):
             return self._region(label, answer)
         if isinstance(label, Several) or isinstance(answer, Several):
@@ -198,6 +207,10 @@ class _Comparison:
         return self.algebra.same_region(label, answer, self.decimals)
 
     def _several(self, label: Answer, answer: Answer) -> Verdict:
+        if isinstance(label, Formula) or isinstance(answer, Formula):  # a sum of matrices
+            own, said = _matrix_latex(label), _matrix_latex(answer)
+            if own and said:
+                return self.algebra.same(own, said, self.decimals)
         if isinstance(label, Several) and label.kind == "listed":
             verdict = self._several(Several("list", label.items), answer)
             one = verdict == "wrong" and any(self.of(item, answer) != "wrong" for item in label.items)
@@ -208,7 +221,10 @@ class _Comparison:
             if label.kind == answer.kind:
                 return self._in_order(label.items, answer.items)
             flat = [_flattened(side) for side in (label, answer)]
-            return "wrong" if self._in_order(*flat) == "wrong" else "unjudged"
+            verdict = self._in_order(*flat)
+            return verdict if verdict == "wrong" or _is_vector(label, answer) else "unjudged"
+        if label.kind == "tuple" and answer.kind == "list" and (ordered := _by_name(answer.items)) != answer.items:
+            return self._in_order(label.items, ordered)
         if label.kind == answer.kind == "tuple":
             return self._in_order(label.items, answer.items)
         if "tuple" not in (label.kind, answer.kind):
@@ -223,6 +239,8 @@ class _Comparison:
         if isinstance(label, Several):
             return self._in_any_order(label.items, [answer]) if label.kind != "tuple" else "wrong"
         assert isinstance(answer, Several)
+        if (mixed := _mixed(answer.items)) is not None and self.of(label, mixed) == "right":
+            return "unjudged"  # "2 and 1/2"
         return self._in_any_order([label], answer.items) if answer.kind != "tuple" else "wrong"
 
     def _in_order(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict:
@@ -281,7 +299,8 @@ class _Comparison:
             return self._degrees(degrees, radians)
         if own.dimensions == other.dimensions and (own.words & other.words or not own.words or not other.words):
             return self._value(label, answer, other.factor / own.factor)
-        return "wrong" if self._value(label, answer, Fraction(1)) == "wrong" else "unjudged"
+        known = own.dimensions and other.dimensions and not own.words and not other.words
+        return "wrong" if known or self._value(label, answer, Fraction(1)) == "wrong" else "unjudged"
 
     def _degrees(self, degrees: Number | Formula, radians: Number | Formula) -> Verdict:
         if isinstance(degrees, Number) and isinstance(radians, Number):
@@ -298,13 +317,16 @@ class _Comparison:
 
 
 def _is_unit_or_letter(label: Number | Formula, answer: Number | Formula) -> bool:
-    """Returns True for ``5m`` in place of 5: the letter may be a unit or not."""
+    """Returns True for ``5m`` or ``5N\\cdot m`` in place of 5: the letters may be a unit or not."""
     short, long = sorted((side.latex if isinstance(side, Formula) else str(side.value) for side in (label, answer)), key=len)
-    return long[:-1] == short and long[-1] in units.LETTERS
+    letters = _BESIDE_LETTERS.sub("", long.removeprefix(short))
+    return long.startswith(short) and 0 < len(letters) <= 3 and set(letters) <= units.LETTERS
 
 
 def _words(label: Answer, answer: Answer) -> Verdict:
     if isinstance(label, Words) and isinstance(answer, Words):
+        if label.text in _EMPTY and any(answer.text.endswith(text) for text in _EMPTY if " " in text):
+            return "right"
         if label.text == answer.text or _affirms(label.text, answer.text.split()):
             return "right"
         own, said = label.text.split(), answer.text.split()
@@ -315,13 +337,27 @@ def _words(label: Answer, answer: Answer) -> Verdict:
     assert isinstance(words, Words)
     if words is label and isinstance(other, Several) and all(isinstance(item, Words) for item in other.items):  # "Yes, it is"
         said = [word for item in other.items if isinstance(item, Words) for word in item.text.split()]
-        return "right" if _affirms(label.text, said) else "wrong"
-    return "unjudged" if isinstance(other, Region) and other.name == "empty" and words.text in _EMPTY else "wrong"
+        if _affirms(label.text, said):
+            return "right"
+        return "unjudged" if words in other.items and label.text not in _BINARY else "wrong"  # "Paris, France"
+    return "right" if isinstance(other, Region) and other.name == "empty" and words.text in _EMPTY else "wrong"
 
 
 def _affirms(label: str, said: Sequence[str]) -> bool:
     """Returns True for "yes it is" in place of "yes": it begins so, and says nothing else of the kind."""
     return label in _BINARY and said[:1] == [label] and not set(said[1:]) & _BINARY and not vocabulary.denies(said[1:])
+
+
+def _residues(label: Answer, answer: Answer) -> Verdict:
+    """Compares classes of numbers. The smallest number stands for its class; another number of it may not be what was asked for."""
+    if label == answer:
+        return "right"
+    residue, other = (label, answer) if isinstance(label, Residue) else (answer, label)
+    if not isinstance(residue, Residue) or not isinstance(other, Number):
+        return "wrong"
+    if (other.value - residue.value) % residue.modulus:
+        return "wrong"
+    return "right" if other.value == residue.value and residue is label else "unjudged"
 
 
 def _numeral(label: Answer, answer: Answer) -> Verdict:
@@ -364,6 +400,39 @@ def _is_region(answer: Answer) -> bool:
 def _is_region_like(answer: Answer) -> bool:
     r"""Returns True for something that may be a region, beside one: ``(0, 1)``, ``\{1, 2\}``."""
     return isinstance(answer, Several) and answer.kind in ("tuple", "set", "list")
+
+
+def _is_vector(label: Several, answer: Several) -> bool:
+    """Returns True for a tuple and a matrix of one row or one column."""
+    matrix, other = (label, answer) if label.kind == "matrix" else (answer, label)
+    rows = [item.items for item in matrix.items if isinstance(item, Several)]
+    return other.kind == "tuple" and (len(rows) == 1 or all(len(row) == 1 for row in rows))
+
+
+def _mixed(items: Sequence[Answer]) -> Number | None:
+    """Returns the mixed number that "2 and 1/2" may be."""
+    numbers = [item.value for item in items if isinstance(item, Number)]
+    mixed = len(numbers) == len(items) == 2 and numbers[0].denominator == 1 and 0 < numbers[1] < 1
+    return Number(numbers[0] + numbers[1]) if mixed else None
+
+
+def _by_name(items: Sequence[Answer]) -> Sequence[Answer]:
+    """Returns ``y=5, x=2`` in the order of the letters, in which a tuple has its values."""
+    names = [item.name for item in items if isinstance(item, Named) and len(item.name) == 1]
+    distinct = len(names) == len(set(names)) == len(items)
+    return tuple(sorted(items, key=lambda item: item.name if isinstance(item, Named) else "")) if distinct else items
+
+
+def _matrix_latex(side: Answer) -> str | None:
+    if isinstance(side, Formula):
+        return side.latex if r"\begin{" in side.latex else None
+    rows = [row.items for row in side.items if isinstance(row, Several)] if isinstance(side, Several) else []
+    if not isinstance(side, Several) or side.kind != "matrix":
+        return None
+    cells = [[latex_of(item) if isinstance(item, Number | Formula) else None for item in row] for row in rows]
+    if any(cell is None for row in cells for cell in row):
+        return None
+    return r"\begin{pmatrix}" + r"\\".join("&".join(map(str, row)) for row in cells) + r"\end{pmatrix}"
 
 
 def _flattened(side: Several) -> list[Answer]:

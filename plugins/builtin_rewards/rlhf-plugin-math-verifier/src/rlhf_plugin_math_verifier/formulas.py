@@ -26,9 +26,14 @@ _KNOWN = (
     FUNCTIONS
     | _ACCENTS
     | frozenset("\\" + name for name in str.split(_GREEK))
-    | frozenset(str.split(r"\frac \sqrt \binom \infty \cdot \times \lfloor \rfloor \lceil \rceil \sum \prod \circ"))
+    | frozenset(
+        str.split(
+            r"\frac \sqrt \binom \infty \int \iint \lim \to \mod \det \cdot \times \lfloor \rfloor \lceil \rceil \sum \prod \circ"
+        )
+    )
 )
 _SIGNS = frozenset("+-/^_(){}|!=,")
+_INDEXED = (r"\sum", r"\prod", r"\int", r"\iint", r"\lim")
 _BINARY = frozenset(["/", "^", "_", r"\cdot", r"\times", "=", ","])
 EULER, IMAGINARY = "eta_{98}", "eta_{99}"
 _ALIASES = {
@@ -72,7 +77,8 @@ def formula(found: Sequence[Token]) -> str | None:
     """For each open bracket, True if it is a subscript."""
     arguments = 0
     last = Token("sign", "")
-    has_index = any(token.text in (r"\sum", r"\prod") for token in found)
+    in_matrix = any(token.text.startswith(r"\begin") for token in found)
+    has_index = any(token.text in _INDEXED for token in found)
     for position, token in enumerate(found):
         text, script = token.text, any(scripts)
         if text in OPENING:
@@ -82,8 +88,12 @@ def formula(found: Sequence[Token]) -> str | None:
             if not scripts:
                 return None
             scripts.pop()
-        logarithm = position > 2 and found[position - 2].text == "_" and token.kind == "number"  # \log_2 8
-        if not _is_known(token, Token("sign", "") if logarithm else last, found[position + 1 :], in_script=script):
+        bare = (
+            position > 2 and found[position - 2].text in ("_", "^" if has_index else "_") and token.kind == "number"
+        )  # \log_2 8
+        if not _is_known(
+            token, Token("sign", "") if bare else last, found[position + 1 :], in_script=script, in_matrix=in_matrix
+        ):
             return None
         if (text in "=," and not script and not arguments) or (text == "=" and not has_index):
             return None
@@ -91,11 +101,11 @@ def formula(found: Sequence[Token]) -> str | None:
             out.append(r"\cdot ")
         elif last.text.startswith("\\") and last.text[-1].isalpha() and text[0].isalnum():
             out.append(" ")
-        index = script or has_index or last.text == "_"
+        index = script or has_index or last.text == "_" or (last.text == "{" and found[position - 2].text in _ACCENTS)
         written = text.lstrip("\\") if script and text in FUNCTIONS else text if index else _ALIASES.get(text, text)
         if token.kind == "number" and "e" in (float_ := text.casefold()):
             written = "({}\\cdot 10^{{{}}})".format(*float_.split("e"))
-        braced = last.text == "_" or (last.text == "^" and len(written) > 1)
+        braced = last.text == "_" or (last.text == "^" and (has_index or len(written) > 1))
         out.append(f"{{{written}}}" if braced and token.kind in ("number", "letter") else written)
         last = token
     return None if scripts else "".join(out)
@@ -106,10 +116,12 @@ def _towers(found: Sequence[Token]) -> bool:
     return any(token.text == "^" and found[i - 2].text == "^" for i, token in enumerate(found) if i > 1)
 
 
-def _is_known(token: Token, last: Token, rest: Sequence[Token], *, in_script: bool) -> bool:
+def _is_known(token: Token, last: Token, rest: Sequence[Token], *, in_script: bool, in_matrix: bool) -> bool:
     text = token.text
     if token.kind == "word":
         return in_script and text.isalpha() and text.isascii()
+    if text[:6] in (r"\begin", r"\end{p", r"\end{v", r"\end{b") or (text in ("&", r"\\") and in_matrix):
+        return True
     if token.kind == "number":
         return last.kind != "number" and not (rest and rest[0].text == "_") and not text.endswith(".")
     if token.kind == "command":

@@ -9,8 +9,10 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from rlhf_plugin_math_verifier.answers import Answer, Doubtful, Several
+from rlhf_plugin_math_verifier.claims import ITEM, Claim
 from rlhf_plugin_math_verifier.comparing import Algebra, Verdict, compare
-from rlhf_plugin_math_verifier.reading import read
+from rlhf_plugin_math_verifier.decoration import unquoted
+from rlhf_plugin_math_verifier.reading import MAX_CHARS, other_readings, read
 
 Judged = Literal["right", "wrong", "unjudged", "label"]
 """Verdict; ``label``: nothing can be compared with the label."""
@@ -30,7 +32,7 @@ class NoAlgebra:
     def same(self, *_: object) -> Verdict:
         raise NeedsAlgebra
 
-    same_equation = same_region = same
+    same_equation = same_region = parser_agrees = same
 
 
 @lru_cache(maxsize=4096)
@@ -55,19 +57,45 @@ def _list(text: str) -> list[Any]:
     return []
 
 
-def judge(label: str, answer: str, decimals: int, algebra: Algebra) -> Judged:
+def judge(label: str, claim: Claim, decimals: int, algebra: Algebra) -> Judged:
     """Returns ``right``, ``wrong``, ``unjudged`` (a person would have to decide) or ``label``."""
     own = read_label(label)
-    same_text = "".join(label.split()) == "".join(answer.split())
     if isinstance(own, Doubtful):
-        said = read(answer)
-        same_text = same_text or (isinstance(said, Doubtful) and own.text == said.text != "")
-        return "right" if same_text and any(map(str.isalnum, label)) else "label"
-    if same_text:
-        return "right"
+        said = read(claim.text) if claim.text else None
+        same = isinstance(said, Doubtful) and own.text == said.text != "" and any(map(str.isalnum, own.text))
+        return "label" if not same else "unjudged" if claim.doubt or claim.against else "right"
     if not _has_value(own, algebra):
         return "label"
-    return compare(own, read(answer), decimals, algebra)
+    if label.split() == claim.text.split():
+        verdict: Verdict = "right"
+    else:
+        verdict = _of_text(own, label, claim.text, decimals, algebra) if claim.text else "wrong"
+    if verdict == "right":
+        contradicted = claim.against and _of_text(own, label, claim.against, decimals, algebra) == "wrong"
+        return "unjudged" if claim.doubt or contradicted else "right"
+    rivals = (*claim.rivals, claim.against) if claim.against else claim.rivals
+    if verdict == "wrong" and any(_of_text(own, label, rival, decimals, algebra) != "wrong" for rival in rivals):
+        return "unjudged"
+    return verdict
+
+
+def _of_text(own: Answer, label: str, text: str, decimals: int, algebra: Algebra) -> Verdict:
+    """Compares one text with the label by value. What is not read as a whole is never right; it is wrong only if nothing in it
+    is the label, for this reader and for math-verify's.
+    """
+    said = read(text)
+    verdict = compare(own, said, decimals, algebra)
+    if verdict != "wrong":
+        return verdict
+    if any(compare(own, other, decimals, algebra) != "wrong" for other in other_readings(text)):
+        return "unjudged"
+    if not isinstance(said, Doubtful) or said.denied or len(text) > MAX_CHARS:
+        return "wrong"
+    parts = (unquoted(match.group()) for match in ITEM.finditer(text))
+    if any(compare(own, read(part), decimals, algebra) != "wrong" for part in parts if part != text):
+        return "unjudged"
+    mathematical = any(character.isdigit() or character in "\\^=" for character in text)
+    return "unjudged" if mathematical and algebra.parser_agrees(label, text) else "wrong"
 
 
 @lru_cache(maxsize=4096)

@@ -10,21 +10,29 @@ from functools import lru_cache
 from typing import Any
 
 from rlhf_host import Unjudged
-from rlhf_plugin_math_verifier.answers import Choice, Doubtful, Moment, Words
-from rlhf_plugin_math_verifier.characters import tidy
-from rlhf_plugin_math_verifier.extraction import boxed, hashes
+from rlhf_plugin_math_verifier.answers import Choice, Doubtful, Moment, Several, Words
+from rlhf_plugin_math_verifier.candidates import box_places, find, hash_places
+from rlhf_plugin_math_verifier.decoration import tidy
 from rlhf_plugin_math_verifier.judging import read_label as read
-from rlhf_plugin_math_verifier.prose import stated
 
 MAX_LABEL_CHARS = 1000
+_PLACEHOLDERS = frozenset(str.split("n/a na #n/a nan null nil tbd todo ? - -- [] {} <answer>", " ")) | {
+    "no answer",
+    "not available",
+    "not applicable",
+    "see solution",
+    "none given",
+}
+"""Texts that data sets have in place of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A task's label. ``prose``: answers to it may be words."""
+    """A task's label. ``prose``: answers to it may be words; ``parts``: it has so many values."""
 
     text: str
     prose: bool = False
+    parts: int = 1
 
 
 def read_label(ground_truth: Any) -> Label | Unjudged:
@@ -53,9 +61,17 @@ def read_label(ground_truth: Any) -> Label | Unjudged:
 
 @lru_cache(maxsize=4096)
 def _read_text(text: str) -> Label | Unjudged:
-    text = hashes(text, prose=True) or boxed(text) or text
-    if isinstance(read(text), Doubtful) and (announced := stated(text) or stated(text, prose=True)):
-        text = announced
+    places = hash_places(text) or box_places(text)
+    text = places[-1].content if places else text
+    if isinstance(read(text), Doubtful):
+        for prose in (False, True):
+            if (found := find(text, prose=prose)) and found.form == "stated" and found.claim.text:
+                text = found.claim.text
+                break
     if len(text) > MAX_LABEL_CHARS or not tidy(text):
         return Unjudged(f"the label is empty or longer than {MAX_LABEL_CHARS} characters")
-    return Label(text, prose=isinstance(read(text), Words | Choice | Moment | Doubtful))
+    answer = read(text)
+    if tidy(text).casefold() in _PLACEHOLDERS or (isinstance(answer, Doubtful) and not any(map(str.isalnum, text))):
+        return Unjudged(f"the label {text!r} is no answer")
+    parts = len(answer.items) if isinstance(answer, Several) and answer.kind != "matrix" else 1
+    return Label(text, prose=isinstance(answer, Words | Choice | Moment | Doubtful), parts=parts)

@@ -63,6 +63,8 @@ def _date_in_words(found: Sequence[Token]) -> Moment | None:
 def ratio(found: Sequence[Token]) -> Ratio | None:
     """Reads ``2:1``, ``10:30``, ``1:2:3``."""
     parts, between = split(found, {":"})
+    if len(found) > 2 and not between:
+        parts, between = split(found, {"to"})
     values = [rational(part) for part in parts]
     if not between or any(value is None for value in values):
         return None

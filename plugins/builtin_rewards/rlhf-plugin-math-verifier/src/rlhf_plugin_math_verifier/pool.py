@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from rlhf_plugin_math_verifier.claims import Claim
+
 Verdict = Literal["right", "wrong", "unjudged", "timeout", "label", "failed"]
 """Verdict. ``unjudged``: a person would have to decide. ``timeout``: the answer took too much processor time, or broke the
 process. ``label``: nothing can be compared with the label. ``failed``: processes could not be started, died repeatedly for
@@ -56,7 +58,7 @@ class WorkerDied(Exception):
 @dataclass(frozen=True, slots=True)
 class Request:
     label: str
-    answer: str
+    claim: Claim
     decimals: int
     timeout_s: float
 
@@ -173,12 +175,12 @@ class Pool:
         with self._lock:
             return [worker.process.pid for worker in self._alive]
 
-    def submit(self, label: str, answer: str, decimals: int) -> Future[Verdict]:
+    def submit(self, label: str, claim: Claim, decimals: int) -> Future[Verdict]:
         """Returns the future verdict. Others may wait for the same one, so do not cancel it.
 
         Raises ``RuntimeError`` once closed.
         """
-        request = Request(label, answer, decimals, self._timeout_s)
+        request = Request(label, claim, decimals, self._timeout_s)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
@@ -286,7 +288,7 @@ class Pool:
     def _blame(self, request: Request, worker: Worker | None) -> tuple[Verdict, Worker | None]:
         """Finds the cause of a timeout: it is the label if that takes as long against an answer of one digit."""
         if request.label not in self._labels:
-            verdict, worker = self._judge(Request(request.label, "7", request.decimals, request.timeout_s), worker)
+            verdict, worker = self._judge(Request(request.label, Claim("7"), request.decimals, request.timeout_s), worker)
             if verdict == "failed":
                 return "failed", worker
             self._labels[request.label] = verdict in ("right", "wrong")

@@ -41,6 +41,38 @@ def quantity(found: Sequence[Token]) -> Answer:
     return replace(value, unit=unit if unit.dimensions or unit.words else None)
 
 
+def compound(found: Sequence[Token]) -> Number | None:
+    """Reads "2 hours 30 minutes", "7 dollars and 50 cents", "5 ft 3 in": parts of one dimension, each smaller."""
+    starts = [
+        i
+        for i, token in enumerate(found)
+        if token.kind == "number" and (i == 0 or found[i - 1].kind != "sign" or found[i - 1].text in ",$")
+    ]
+    if (
+        len(starts) < 2
+        or sum(token.kind == "number" for token in found) != len(starts)
+        or any(token.text == "," for token in found[:2])
+    ):
+        return None
+    starts = [i - 1 if i and found[i - 1].text in _CURRENCY else i for i in starts]
+    if starts[0]:
+        return None
+    total, first, smallest = Fraction(0), units.Unit(), None
+    for start, end in zip(starts, [*starts[1:], len(found)], strict=True):
+        part = list(found[start:end])
+        while part and part[-1].text in ("and", ","):
+            part.pop()
+        value = quantity(part)
+        if not isinstance(value, Number) or value.unit is None or not value.unit.dimensions or value.unit.words:
+            return None
+        first = first if smallest is not None else value.unit
+        if value.unit.dimensions != first.dimensions or (smallest is not None and value.unit.factor >= smallest):
+            return None
+        smallest = value.unit.factor
+        total += value.value * value.unit.factor / first.factor
+    return Number(total, first)
+
+
 def _with_signs(found: Sequence[Token]) -> list[Token]:
     """Replaces words for a sign by the sign: "5 plus 1", "7 squared", "negative 5", "divided by", "and a half"."""
     out: list[Token] = []
@@ -53,7 +85,9 @@ def _with_signs(found: Sequence[Token]) -> list[Token]:
         word, after = texts[position], found[position + 1 : position + 2]
         math_before = bool(out) and out[-1].kind != "word"
         math_after = bool(after) and after[0].kind != "word"
-        if word == "divided" and texts[position + 1 : position + 2] == ["by"]:
+        if (word == "divided" and texts[position + 1 : position + 2] == ["by"]) or (
+            word == "out" and texts[position + 1 : position + 2] == ["of"] and math_before
+        ):
             out.append(Token("sign", "/"))
             skip = 1
         elif word == "and" and texts[position + 1 : position + 3] == ["a", "half"]:
@@ -157,14 +191,18 @@ def _unit(rest: Sequence[Token], before: units.Unit | None) -> units.Unit | None
     while tail:
         token = tail.pop(0)
         if token.text == "^":
+            if [each.text for each in tail[:2]] == ["{", "-"]:
+                tail = [tail[0], tail[2]._replace(text="-" + tail[2].text), *tail[3:]]
             raised = [each.text for each in tail[:3]]
             power = raised[1] if raised[0:1] == ["{"] and raised[2:] == ["}"] else raised[0] if raised else ""
-            if power not in ("2", "3"):
+            if power not in ("2", "3", "-1", "-2", "-3"):
                 return None
             texts.append("^" + power)
             tail = tail[3:] if raised[0] == "{" else tail[1:]
         elif token.text not in (".", "'") and (texts or token.text != "-"):  # "sq. units", "3 hours' work", "5-liter"
             texts.append(_CURRENCY.get(token.text, token.text))
+    if texts and texts[-1] in (r"\cdot", "/", "per"):
+        return None
     if before == units.DEGREE and texts in (["C"], ["F"]):
         return replace(units.DEGREE, words=frozenset(texts))
     found = units.unit(texts)
@@ -182,6 +220,8 @@ def _alters(words: Sequence[str]) -> bool:
     folded = [word.casefold() for word in words]
     if folded[:1] in (["th"], ["st"], ["nd"], ["rd"]) and folded[1:]:
         return True  # "the 5th prime"
+    if any(len(word) > 1 and word[1:] != word[1:].lower() and not units.known(word) for word in words):
+        return True  # "30 XYZ" may be a unit, or letters that are multiplied
     if "times" in folded and vocabulary.BOUNDS & set(folded):
         return True
     kept = [word for i, word in enumerate(words) if not (word.casefold() == "over" and i and words[i - 1].casefold() == "left")]

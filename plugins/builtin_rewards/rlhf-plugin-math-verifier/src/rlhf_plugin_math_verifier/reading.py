@@ -19,13 +19,14 @@ from rlhf_plugin_math_verifier.answers import (
     Number,
     Region,
     Relation,
+    Residue,
     Several,
     Words,
 )
-from rlhf_plugin_math_verifier.characters import tidy
-from rlhf_plugin_math_verifier.formulas import formula
+from rlhf_plugin_math_verifier.decoration import tidy
+from rlhf_plugin_math_verifier.formulas import formula, rational
 from rlhf_plugin_math_verifier.moments import moment, numeral, ratio
-from rlhf_plugin_math_verifier.quantities import quantity
+from rlhf_plugin_math_verifier.quantities import compound, quantity
 from rlhf_plugin_math_verifier.tokens import FUNCTIONS, Token, depth, enclosed, joined, split, tokens
 
 Kind = Literal["tuple", "set", "matrix", "list"]
@@ -73,17 +74,53 @@ def read(text: str, *, label: bool = False) -> Answer:
     return Doubtful("") if len(found) > MAX_CHARS or depth(found) > MAX_DEPTH else _read(found)
 
 
+_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)(?![0-9,])([^,]*)")
+_POINTS = re.compile(r"-?[0-9]{1,3}(?:\.[0-9]{3})+")
+_BLANKS = re.compile(r"-?[0-9]+(?: [0-9]+)+")
+
+
+def other_readings(text: str) -> list[Answer]:
+    """Returns what else a text may be to other people: ``3,5`` is a number too, ``1.234`` may be 1234, ``1 2`` 12."""
+    text = tidy(text)
+    if match := _COMMA.fullmatch(text):
+        return [read(f"{match[1]}.{match[2]}{match[3]}"), _read(tokens(text.replace(",", ", ")))]
+    if text.startswith("- ") and _PLAIN.fullmatch(text[2:]):
+        return [Number(Fraction(text[2:].replace(",", "")))]
+    if _POINTS.fullmatch(text):
+        return [Number(Fraction(text.replace(".", "")))]
+    if _BLANKS.fullmatch(text):
+        return [Number(Fraction(text.replace(" ", ""))), _read(tokens(text.replace(" ", ", ")))]
+    return []
+
+
 def _read(found: Sequence[Token]) -> Answer:
     found = _bare(found)
     if not found:
         return Doubtful("")
-    if any(token.text in _UNKNOWN_RELATIONS for token in found) and found[0].text != r"\{":
+    if (congruence := _residue(found)) is not None:
+        return congruence
+    unknown = any(
+        token.text in _UNKNOWN_RELATIONS and not (token.text == r"\to" and r"\lim" in {each.text for each in found})
+        for token in found
+    )
+    if unknown and found[0].text != r"\{":
         return Doubtful(joined(found), denied=found[0].text in (r"\neg", r"\not"))
-    for reader in (_words, moment, numeral, _several, ratio, _combined, _relation, _bracketed, _plus_or_minus):
+    for reader in (_words, moment, numeral, compound, _several, ratio, _combined, _relation, _bracketed, _plus_or_minus):
         answer = reader(found)
         if answer is not None:
             return answer
     return quantity(found)
+
+
+def _residue(found: Sequence[Token]) -> Residue | None:
+    r"""Reads ``x \equiv 2 \pmod 5``, ``2 \bmod 5`` at the end of a congruence, ``2 (mod 5)``."""
+    texts = [token.text for token in found]
+    sign = next((i for i, text in enumerate(texts) if text in (r"\pmod", "mod", r"\mod")), None)
+    if sign is None or (texts[sign] != r"\pmod" and r"\equiv" not in texts and texts[sign - 1] != "("):
+        return None
+    modulus = rational([token for token in found[sign + 1 :] if token.text not in "{}()"])
+    value = rational(split(_bare(found[: sign - 1 if texts[sign - 1] == "(" else sign]), {r"\equiv"})[0][-1])
+    return None if modulus is None or value is None or modulus < 2 else Residue(value % modulus, modulus)
 
 
 def _bare(found: Sequence[Token]) -> list[Token]:
@@ -107,12 +144,14 @@ def _words(found: Sequence[Token]) -> Answer | None:
     words = [token.text.casefold() for token in found if token.kind == "word"]
     if not words:
         return None
-    if (number := vocabulary.counted(words)) is not None:
+    if (number := vocabulary.counted(words)) is not None or (number := vocabulary.fraction(words)) is not None:
         return Number(number)
+    if words[0] in ("negative", "minus") and (number := vocabulary.counted(words[1:])) is not None:
+        return Number(-number)
     if vocabulary.counted(words[:1]) is not None:
         return None  # "three apples"
     kept = list(words)
-    while len(kept) > 1 and kept[0] in vocabulary.LEADS:
+    while len(kept) > 1 and (kept[0] in vocabulary.LEADS or kept[0] in ("on", "in", "at")):
         kept.pop(0)
     text = " ".join(kept)
     return Region(_REGIONS_IN_WORDS[text]) if text in _REGIONS_IN_WORDS else Words(text)
@@ -128,7 +167,9 @@ def _several(found: Sequence[Token]) -> Answer | None:
     joint = {_CONJUNCTIONS[each] for each in between}
     if joint == {","} and any(token.text == r"\ne" for token in found):
         joint = {"and"}  # x > 2, x \ne 4
-    items = [_read(part) for part in parts if part]
+    items = _without_parameters([_named_part(part) or _read(part) for part in parts if part], parts)
+    if len(items) == 1 and len(parts) > 1:
+        return items[0]
     if len(items) < 2:
         return items[0] if items and len(parts) < 3 else Doubtful(joined(found))
     if any(isinstance(item, Relation) for item in items):
@@ -145,6 +186,27 @@ def _several(found: Sequence[Token]) -> Answer | None:
     if any(isinstance(item, Doubtful) for item in items):
         return Doubtful(joined(found))
     return Several("list", tuple(_flat(items)))
+
+
+def _named_part(part: Sequence[Token]) -> Named | None:
+    """Reads "mean 5" and "Ann: 12": a name of plain words before a value."""
+    count = next((i for i, token in enumerate(part) if token.kind != "word"), len(part))
+    words = [token.text for token in part[:count]]
+    if not 0 < count <= 3 or count == len(part) or part[count].text in _RELATIONS or any(map(vocabulary.changes, words)):
+        return None
+    folded = {word.casefold() for word in words}
+    if vocabulary.denies(words) or folded & (vocabulary.GUESSES | vocabulary.BOUNDS) or folded <= vocabulary.LEADS:
+        return None
+    value = _read(part[count + 1 :] if part[count].text == ":" else part[count:])
+    return Named(" ".join(words).casefold(), value) if isinstance(value, Number | Formula) else None
+
+
+def _without_parameters(items: list[Answer], parts: Sequence[Sequence[Token]]) -> list[Answer]:
+    r"""Returns the items without a last one that says what a letter stands for: ``2k\pi, k \in \integers``."""
+    last = [token.text for token in parts[-1]]
+    letter = last[0] if len(last) == 3 and last[1] == r"\in" and last[2] in _REGIONS else None
+    used = letter is not None and any(token.text == letter for part in parts[:-1] for token in part)
+    return items[:-1] if used and len(items) > 1 else items
 
 
 def _flat(items: Sequence[Answer]) -> list[Answer]:
@@ -245,7 +307,7 @@ def _name(term: Sequence[Token]) -> str | None:
 
 def _bracketed(found: Sequence[Token]) -> Answer | None:
     first, last = found[0].text, found[-1].text
-    if first.startswith(r"\begin{") and enclosed(found) and "matrix" in first:
+    if first.startswith(r"\begin{") and enclosed(found) and "matrix" in first and "vmatrix" not in first.lower():
         rows = [split(row, {"&"})[0] for row in split(found[1:-1], {r"\\"})[0] if row]
         return _of_items("matrix", found, [_sequence("tuple", found, row) for row in rows])
     if len(found) == 1 and first in _REGIONS:
@@ -253,20 +315,30 @@ def _bracketed(found: Sequence[Token]) -> Answer | None:
     if first == "]" and last == "[" and len(found) > 3:  # the French way to write (0, 1)
         found = [Token("sign", "("), *found[1:-1], Token("sign", ")")]
         first, last = "(", ")"
+    if found[0].kind == "letter" and first.isupper() and enclosed(found[1:]) and split(found[2:-1], {","})[1]:
+        return _bracketed(found[1:]) if found[1].text == "(" else None  # P(3, -2), a point
     if not enclosed(found):
         return None
     inside = list(found[1:-1])
     parts, between = split(inside, {",", ";"})
+    if first == "[" and last == "]" and len(parts) == 1 and rational(inside) is not None:
+        return _read(inside)
+    if first in ("(", "[") and enclosed(inside) and inside[0].text.startswith(r"\begin{"):
+        return _read(inside)
     if first in (r"\{", "{"):
         return _set(found, inside, parts)
     if first == r"\langle" or (first == "(" and last == ")"):
         if not between:
             return _read(inside) if first == "(" else None
         return _sequence("tuple", found, parts)
-    if first in ("(", "[") and last in (")", "]") and len(parts) == 2:
+    nested = all(part[:1] and part[0].text == "[" for part in parts)
+    if first in ("(", "[") and last in (")", "]") and len(parts) == 2 and not nested:
         ends = [_read(part) for part in parts]
         if all(isinstance(end, Number | Formula) for end in ends):
             return Interval(ends[0], ends[1], first == "[", last == "]")
+    lines = [part for part in parts if part and part[0].text == "[" and enclosed(part)]
+    if first == "[" and last == "]" and len(lines) == len(parts) > 1:
+        return _of_items("matrix", found, [_sequence("tuple", found, split(line[1:-1], {",", ";"})[0]) for line in lines])
     if first == "[" and last == "]" and between:
         return _sequence("tuple", found, parts)
     return None

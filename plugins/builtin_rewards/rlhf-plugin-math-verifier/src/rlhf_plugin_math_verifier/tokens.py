@@ -22,11 +22,6 @@ class Token(NamedTuple):
     r"""True if white space, or the edge of a ``\text``, is before it."""
 
 
-_LOOKS = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?|middle)\s*\.?(?![A-Za-z])"
-    r"|\\(?:displaystyle|textstyle|limits|nolimits|phantom|strut|rm|bf|it|sf)(?![A-Za-z])"
-    r"|(?<=[0-9])\{,\}(?=[0-9]{3})|(?<=[0-9]),?\\!\s*(?=,?[0-9]{3}(?![0-9]))|(?<=[0-9]),\\[,;: ]\s*(?=[0-9]{3}(?![0-9]))"
-)
 _DEGREES = re.compile(r"(?:\{\})?\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\{\s*o\s*\}|o(?![A-Za-z]))|\\degree(?![A-Za-z])")
 _NOT_EQUAL = re.compile(r"\\not\s*=")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
@@ -51,7 +46,7 @@ _TOKEN = re.compile(
     rf"|(?P<number>{_FLOAT}|[0-9]+\.?[0-9]*|\.[0-9]+)"
     r"|(?P<half>(?<![A-Za-z])[AaPp](?:\.\s?[Mm]\.?|[Mm])(?![A-Za-z]))"
     r"|(?P<latin>[A-Za-z\u00c0-\u024f]+(?:'[a-z]+)?(?:-[A-Za-z]{3,})*)"
-    r"|(?P<script>[^\W\d_]+)"
+    r"|(?P<script>[^\W\d_][^\W\d_\u0300-\u036f\u064b-\u065f\u0900-\u0903\u093a-\u094f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]*(?:[\u0300-\u036f\u064b-\u065f\u0900-\u0903\u093a-\u094f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e]+[^\W\d_]*)*)"
     r"|(?P<sign><=|>=|(?<![0-9)}])!=|==|<>|\*\*|\.\.\.|\+/?-|.)",
     re.DOTALL,
 )
@@ -95,6 +90,8 @@ _SAME = {
     r"\rbrack": "]",
     r"\%": "%",
     r"\$": "$",
+    r"\bigcup": r"\cup",
+    r"\bigcap": r"\cap",
     r"\imath": "i",
     r"\jmath": "j",
     r"\thickapprox": r"\approx",
@@ -151,7 +148,7 @@ CLOSING = frozenset([*_CLOSED, "}", r"\rangle", r"\rfloor", r"\rceil"])
 def tokens(answer: str) -> list[Token]:
     r"""Returns the tokens of an answer. Arguments of fractions and roots have braces: ``\frac12`` is ``\frac{1}{2}``."""
     text = _NOT_EQUAL.sub(r"\\ne ", _DEGREES.sub(r"^\\circ ", as_latex(fold(answer))))
-    text = without_repetition(_LOOKS.sub("", text))
+    text = without_repetition(text)
     text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     return _Tokenizer(text).run()
 
@@ -192,7 +189,8 @@ class _Tokenizer:
         elif match["blank"]:
             self.spaced = True
         elif match["environment"]:
-            self.out.append(Token("command", "".join(text.split()).replace("*", "").partition("}")[0] + "}"))
+            name = "".join(text.split()).replace("*", "").partition("}")[0] + "}"
+            self.out.append(Token("command", name.replace("{matrix", "{pmatrix").replace("{smallmatrix", "{pmatrix")))
         elif match["root"]:
             self.add("command", rf"\sqrt[{match['degree']}]")
         elif match["number"]:
@@ -233,7 +231,11 @@ class _Tokenizer:
         after_number = bool(self.out) and self.out[-1].kind == "number"
         if folded in _NAMES and not (after_number and units.known(text)):
             self.add("command", _NAMES[folded])
-        elif (len(text) > 1 and any(one.sign == "text" for one in self.open)) or _is_word(text, self.out) or article:
+        elif (
+            (len(text) > 1 and any(one.sign == "text" for one in self.open))
+            or _is_word(text, self.out, spaced=self.spaced)
+            or article
+        ):
             self.add("word", text)
         else:
             for letter in text:
@@ -269,7 +271,7 @@ class _Open(NamedTuple):
     closing: str = ""
 
 
-def _is_word(text: str, before: Sequence[Token]) -> bool:
+def _is_word(text: str, before: Sequence[Token], *, spaced: bool) -> bool:
     """Returns True for letters that are a word, and not a product of variables, such as xyz or abc."""
     folded = text.casefold()
     if len(text) == 1:
@@ -278,6 +280,8 @@ def _is_word(text: str, before: Sequence[Token]) -> bool:
         return len(text) > 2 or not text.isupper() or text in ("OR", "IS", "AM", "PM")  # NO is in NO_2
     if (units.known(text) or folded in units.POWERS) and before and before[-1].kind != "letter":
         return True
+    if len(text) > 1 and spaced and before and before[-1].kind == "number" and text != text.lower():
+        return True  # "45 CHF", "30 kWh"
     return len(text) > 2 and not text.isupper() and folded not in string.ascii_lowercase and bool(_VOWEL.search(folded))
 
 

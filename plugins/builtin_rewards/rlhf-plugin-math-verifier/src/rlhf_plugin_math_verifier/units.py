@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rlhf_plugin_math_verifier.vocabulary import is_script
+
 _TABLE = """
 length m 1 meter metre
 length cm 1/100 centimeter centimetre
@@ -42,6 +44,35 @@ pound £ 1 gbp quid
 yen ¥ 1 yen 円 元 人民币
 rupee ₹ 1 rupee rs inr
 won ₩ 1 won 원
+ruble ₽ 1 ruble rub руб рублей
+franc CHF 1 franc
+peso MXN 1 peso
+yuan CNY 1 yuan rmb
+real BRL 1 reais real
+zloty PLN 1 złoty zł
+energy J 1 joule
+energy kJ 1000 kilojoule
+energy kWh 3600000
+energy eV 1/6241509074460762607 electronvolt
+energy cal 523/125 calorie
+energy kcal 4184 kilocalorie
+power W 1 watt
+power kW 1000 kilowatt
+power MW 1000000 megawatt
+force N 1 newton
+force kN 1000
+pressure Pa 1 pascal
+pressure kPa 1000
+frequency Hz 1 hertz
+frequency kHz 1000
+frequency MHz 1000000
+voltage V 1 volt
+current A 1 amp ampere
+resistance ohm 1 Ω ohms
+amount mol 1 mole
+kelvin K 1
+area ha 1 hectare
+area acre 1
 angle degree 1 deg 度
 radian rad 1 radian
 square unit 1
@@ -115,7 +146,7 @@ def unit(texts: Sequence[str]) -> Unit | None:
     ]
     for index, piece in enumerate(pieces):
         folded = piece.casefold()
-        raised = int(piece[1:]) if piece in ("^2", "^3") else POWERS.get(folded, 0)
+        raised = int(piece[1:]) if piece in ("^2", "^3", "^-1", "^-2", "^-3") else POWERS.get(folded, 0)
         name = None if folded == "in" and (last or pieces[index + 1 :][:1] not in ([], ["/"], ["^2"], ["^3"])) else _name(piece)
         if folded in ("/", "per"):
             side = -1
@@ -129,7 +160,7 @@ def unit(texts: Sequence[str]) -> Unit | None:
                 dimensions[dimension] += exponent
                 factor *= size**exponent
             last, power = name or last, 1
-        elif _NOUN.fullmatch(piece) and (len(piece) > 1 or piece in "aA" or not piece.isascii()):
+        elif (_NOUN.fullmatch(piece) or is_script(piece)) and (len(piece) > 1 or piece in "aA" or not piece.isascii()):
             if folded not in _DROPPED:
                 nouns.add(folded.removesuffix("s"))
                 last = last or piece

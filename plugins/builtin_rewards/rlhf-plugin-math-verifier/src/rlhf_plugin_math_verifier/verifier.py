@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rlhf_host import Outcome, Reward, ScoreContext, Task, Trajectory, Unjudged, hookimpl
+from rlhf_plugin_math_verifier.candidates import Form, find
 from rlhf_plugin_math_verifier.characters import fold
-from rlhf_plugin_math_verifier.extraction import Form, extract
+from rlhf_plugin_math_verifier.claims import NONE, Claim
 from rlhf_plugin_math_verifier.judging import NeedsAlgebra, NoAlgebra, judge
 from rlhf_plugin_math_verifier.labels import read_label
 from rlhf_plugin_math_verifier.pool import Pool, Verdict
@@ -25,6 +26,8 @@ _TAIL_TOKENS = 16
 _TAILS = 10_000
 """Maximum number of remembered tails."""
 
+_PLAIN_CHARS = 300
+"""Maximum length of an answer that is compared here."""
 _INTEGER = re.compile(r"-?[0-9]{1,15}")
 """Pattern of an integer, the answer of most arithmetic tasks, which is compared directly."""
 
@@ -33,7 +36,7 @@ class _Later(NamedTuple):
     """An answer that only a worker can judge."""
 
     label: str
-    content: str
+    claim: Claim
     marked: bool
 
 
@@ -132,14 +135,17 @@ class MathVerifier:
         if isinstance(label, Unjudged):
             return label
         text = None if opened and not self._thoughts.closes(said) else self._thoughts.after(said)
-        answer = extract(fold(text[-self.options.max_chars :]), self.options.answer, prose=label.prose) if text else None
-        content = answer.text if answer and len(answer.text) <= MAX_CHARS else ""
-        marked = answer is not None and answer.marked
+        folded = fold(text[-self.options.max_chars :]) if text else ""
+        found = find(folded, self.options.answer, prose=label.prose, parts=label.parts) if text else None
+        claim = found.claim if found and len(found.claim.text) <= MAX_CHARS else NONE
+        marked = found is not None and found.marked
+        if len(claim.text) > _PLAIN_CHARS:  # its comparison would keep other work of the event loop waiting
+            return _Later(label.text, claim, marked)
         try:
-            verdict = judge(label.text, content, self.options.decimals, _NO_ALGEBRA)
+            verdict = judge(label.text, claim, self.options.decimals, _NO_ALGEBRA)
         except NeedsAlgebra:
-            return _Later(label.text, content, marked)
-        return self._verdict(verdict, content, marked)
+            return _Later(label.text, claim, marked)
+        return self._verdict(verdict, claim.text, marked)
 
     def _thoughts_open_before(self, trajectory: Trajectory) -> bool:
         """Returns True if a chat template opens the thoughts, right before the answer."""
@@ -166,10 +172,10 @@ class MathVerifier:
         return self._reward(verdict == "right", timeout=verdict == "timeout", marked=marked)
 
     async def _in_worker(self, later: _Later) -> Reward | Unjudged:
-        submitted = self._workers().submit(later.label, later.content, self.options.decimals)
+        submitted = self._workers().submit(later.label, later.claim, self.options.decimals)
         judged: asyncio.Future[Verdict] = asyncio.wrap_future(submitted)
         verdict = await asyncio.shield(judged)  # others may wait for it too
-        return self._verdict(verdict, later.content, later.marked)
+        return self._verdict(verdict, later.claim.text, later.marked)
 
     def _reward(self, right: bool, *, timeout: bool, marked: bool) -> Reward:
         credit = self.options.format_credit if marked and not timeout else 0.0

@@ -20,8 +20,10 @@ FALSEHOODS = _words("wrong incorrect false")
 """Words that are denials if no noun follows: "72 is wrong", but "72 wrong answers"."""
 CHANGES = _words(
     "least most minimum maximum between above below under over beyond within exceeds exceeding underneath up"
-    " about around almost nearly circa barely close somewhere roughly"
-    " plus minus divided multiplied squared cubed factorial half halves double twice triple thrice quadruple root roots"
+    " about around almost nearly circa barely close somewhere roughly approximately approx approximate guess"
+    " guessing guessed estimate estimated"
+    " likely presumably unsure sure ish"
+    " plus minus divided multiplied squared cubed factorial half halves double twice triple thrice quadruple root"
     " mod modulo modulus remainder power powers inverse reciprocal negative opposite sum difference product quotient ratio"
     " and or but versus vs to till until out through except excluding without unless other otherwise instead rather"
     " ago past before after maybe perhaps possibly probably might may could unknown unclear undefined if whether"
@@ -34,7 +36,10 @@ CHANGES = _words(
 """Words that change the number, make it a bound or a guess, or lead to another one."""
 BOUNDS = _words("square cube different less more fewer greater larger smaller bigger higher lower than")
 """Words that make a bound of a number after them; "5 more apples" is a number."""
-GUESSES = _words("about around almost nearly circa close somewhere roughly maybe perhaps possibly probably might may")
+GUESSES = _words(
+    "about around almost nearly circa close somewhere roughly approximately approx likely"
+    " presumably guess maybe perhaps possibly probably might may"
+)
 
 MULTIPLIERS = {
     "hundred": 100,
@@ -94,9 +99,10 @@ _PARTS |= {"twentieth": 20, "hundredth": 100, "thousandth": 1000, "millionth": 1
 _NUMBER_LIKE = re.compile(r"[a-z]*(?:illion|teen|[^s]ieth|teenth|illionth)s?")
 
 LEADS = _words(
-    "the a an is are was be equals equal to of it this that there exactly just simply only precisely approximately therefore so"
+    "the a an is are was be equal equals equal to of it this that there exactly just simply only precisely therefore so"
     " thus hence answer result value total number amount sum solution final my our we get have has which namely i e option choice"
     " letter statement correct right usd rs inr eur gbp us would will should must in all altogether area length probability"
+    " also donc alors quindi portanto jadi así por lo tanto es ist est è é entonces deshalb daher somit"
     " course obviously clearly surely certainly indeed definitely then now finally ultimately"
 )
 """Words that may stand before an answer and do not change it."""
@@ -115,7 +121,7 @@ _SCRIPT_KNOWN = re.compile(
     "(?:个|個|人|名|元|円|块|岁|歳|年|月|日|天|周|小时|時間|分钟|分間|秒|平方|立方|厘米|毫米|分米|米|千米|公里|克|千克|公斤|吨|升|毫升|度"
     "|页|頁|本|只|隻|支|张|張|件|次|种|種|道|棵|辆|条|條|位|回|番|組|组|つ|枚|匹|台|头|頭|颗|束|袋|盒|箱|瓶|杯|题|題|套|双|岁|层|排|行|列|桶|根|朵|把|名"
     "|개|명|원|살|권|마리|시간|분|초|년|미터|도|입니다|이다|이에요|예요|です|だ|である|でした|になります|となります|บาท|คน|ชิ้น|ตัว|है"
-    "|共|总共|總共|一共|等于|等於|为|為|是|答案)"
+    "|通り|通|冊|本书|共|总共|總共|一共|等于|等於|为|為|是|答案)"
 )
 """Counters, units and copulas. A word of these scripts with another beginning may mean anything."""
 _CYRILLIC = re.compile("[\u0400-\u04ff]+")
@@ -167,6 +173,16 @@ def part(word: str) -> int | None:
     """Returns the divisor of ``tenths``: 10."""
     folded = word.casefold()
     return _PARTS.get(folded) or _PARTS.get(folded.removesuffix("s")) or (2 if folded == "halves" else None)
+
+
+def fraction(words: Sequence[str]) -> Fraction | None:
+    """Returns what "three quarters", "two and a half" and "one half" spell; None for other words."""
+    folded = [word.casefold() for word in words]
+    if folded[-3:] == ["and", "a", "half"] and (whole := counted(folded[:-3])) is not None:
+        return whole + Fraction(1, 2)
+    divisor = 4 if folded[-1:] in (["quarter"], ["quarters"]) else part(folded[-1]) if folded else None
+    count = Fraction(1) if folded[:-1] in (["a"], ["one"], []) else counted(folded[:-1])
+    return count / divisor if divisor and count is not None and "and" not in folded else None
 
 
 def counted(words: Sequence[str]) -> Fraction | None:

@@ -15,13 +15,14 @@ from typing import Any
 ORPHAN_CHECK_S = 5.0
 
 
-def judge(label: str, answer: str, decimals: int) -> str:
+def judge(label: str, claim: dict[str, Any], decimals: int) -> str:
     """Returns ``right``, ``wrong``, ``unjudged``, or ``label`` if the label cannot be read."""
     from rlhf_plugin_math_verifier.algebra import SYMPY
+    from rlhf_plugin_math_verifier.claims import Claim
     from rlhf_plugin_math_verifier.judging import judge as judge_with
 
     try:
-        return judge_with(label, answer, decimals, SYMPY)
+        return judge_with(label, Claim(**claim | {"rivals": tuple(claim["rivals"])}), decimals, SYMPY)
     except Exception:  # RecursionError and MemoryError too: an answer too deep or too large to be one
         return "wrong"
 
@@ -76,7 +77,9 @@ def main() -> None:
         try:
             limit_memory(limit_mb)
             logging.disable(logging.CRITICAL)
-            judge("x^2+1", "1+x^2", 6)  # imports and caches: the first answer's deadline is not for them
+            judge(
+                "x^2+1", {"text": "1+x^2", "rivals": ()}, 6
+            )  # imports and caches: the first answer's deadline is not for them
             gc.collect()
             gc.freeze()  # SymPy's objects stay, and each full collection would look at them
         except BaseException as error:
@@ -86,7 +89,7 @@ def main() -> None:
         while line := read_line(stdin, parent):
             request = json.loads(line)
             limit_processor_time(request["timeout_s"])
-            verdict = judge(request["label"], request["answer"], request["decimals"])
+            verdict = judge(request["label"], request["claim"], request["decimals"])
             limit_processor_time(0)
             # Caches grow. Half of the memory is always there for the next answer, so that running out is that answer's doing.
             retire = memory_mb() > limit_mb / 2

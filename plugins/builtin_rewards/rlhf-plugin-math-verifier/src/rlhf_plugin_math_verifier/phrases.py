@@ -6,7 +6,8 @@ import re
 
 _IS = r"(?:is|are|equals|(?:would|will|should|must)\s+be)"
 _ENGLISH = (
-    rf"\b(?:answers?\b(?:[ \t]+(?:to|for|of)\b[^.\n:=]{{0,80}}?)?[\s*_]{{0,10}}(?:\b{_IS}\b|[:=])"
+    rf"\b(?:(?:answers?|ans|final\s+(?:result|value|solution))\b"
+    rf"(?:[ \t]+(?:to|for|of)\b[^.\n:=]{{0,80}}?)?[\s*_]{{0,10}}(?:\b{_IS}\b|[:=]|\n)"
     r"|(?:correct|right)\s+(?:option|choice)\s+is\b)"
 )
 _OTHERS = (
@@ -35,16 +36,17 @@ _ARTICLE = (
     r"(?:\s+(?:be|equal|equals|to|the|a|an|is|answer|actually|really|than|that|just|simply|number|value|only|option|choice))*"
 )
 _REFUSAL = (
-    r"not|never|neither|nor|no|cannot|[a-z]+n't|hardly|isnt|less|fewer|more|greater|larger|smaller|bigger|higher|lower|at\s+least|at\s+most"
+    r"not|never|neither|nor|no|(?:by\s+)?no\s+means|scarcely|cannot|[a-z]+n't|hardly|isnt|less|fewer|more|greater|larger|smaller|bigger|higher|lower|at\s+least|at\s+most"
     r"|up\s+to|over|under|below|above|between|exceeds?|different\s+from|other\s+than|anything\s+but|instead\s+of|rather\s+than|except"
-    r"|without|unless|almost|nearly|half(?:\s+of)?|twice|double|triple|nowhere\s+near|far\s+from|short\s+of|besides|apart\s+from"
+    r"|without|unless|half(?:\s+of)?|twice|double|triple|nowhere\s+near|far\s+from|short\s+of|besides|apart\s+from"
+    r"|(?:divisible|bounded|divided|multiplied|followed|preceded)\s+by|congruent\s+to|(?:number|integer|prime|one)\s+(?:before|after)|(?:smaller|less|greater|larger|more|fewer)\s+than\s+or\s+equal\s+to|unlikely\s+to|impossible\s+to|different\s+than|than"
     r"|(?:square|cube|opposite|negative|double|triple|reciprocal|root|multiple|factor)\s+of"
     r"|no\s+es|n'est\s+pas|nicht|kein|non\s+è|não\s+é|не|nie\s+jest|không\s+phải(?:\s+là)?|bukan|niet|inte|ikke|ei\s+ole|mayor\s+que|menor\s+que"
     r"|größer\s+als|kleiner\s+als|больше|меньше"
 )
 _REFUSAL_SCRIPTS = (
-    "比|超|接近|不是|并非|並非|不等于|不等於|不为|不為|非|没有|沒有|不|大于|大於|小于|小於|多于|少于|超过|超過|不足|至少(?:是|为)?|至多(?:是|为)?|最多(?:是|为)?|最少(?:是|为)?"
-    "|约(?:为)?|約|大约(?:是|为)?|ไม่ใช่|ليس|नहीं"
+    "比|超|不是|并非|並非|不等于|不等於|不为|不為|非|没有|沒有|不|大于|大於|小于|小於|多于|少于|超过|超過|不足|至少(?:是|为)?|至多(?:是|为)?|最多(?:是|为)?|最少(?:是|为)?"
+    "|ไม่ใช่|ليس|नहीं"
 )
 DENIED_BEFORE = re.compile(
     rf"(?:(?<![\w'])(?:{_REFUSAL}|(?:between|rang\w+\s+from)\s+[-+$\d.,/\\()]{{1,20}}\s+(?:and|to)){_ARTICLE}|(?:{_REFUSAL_SCRIPTS})|[<>≠≤≥≮≯]=?|\\(?:ne|neq|lt|gt|le|leq|leqslant|ge|geq|geqslant|neg|not)|!=)"
@@ -54,7 +56,7 @@ DENIED_BEFORE = re.compile(
 """Words that end right before something that is not the answer: "is not", "at least", "<", 不是."""
 DENIED_AFTER = re.compile(
     r"(?:\s*(?:\$\$?|\\\)|\\\]|\*\*|[\"'`)]))?\s*(?:"
-    r"(?:(?:is|was|are|would\s+be|seems|looks)\s+)?(?:not|never|wrong|incorrect|false|impossible|n't|isn't|wasn't|can't|cannot)\b"
+    r"(?:(?:is|was|are|would\s+be|seems|looks)\s+)?(?:not|never|(?:wrong|incorrect|false|impossible)(?!\s+[a-z]{4,})|n't|isn't|wasn't|can't|cannot)\b"
     r"(?!\s+(?:only|just|\d|\$|\\))"
     r"|\?|(?:or|bis|oder|ou|или)\s+(?:more|less|fewer|\d|\$|[a-z]\b)"
     r"|[一-龥ぁ-ん가-힣]{0,6}(?:ではな|ではあり|じゃな|でな|でもな|아니|아닙|以上|以下|以内|以內|未満|より|이상|이하|미만|초과|不是|不对|不對|是错|是錯)"
@@ -94,7 +96,22 @@ DOUBTED = re.compile(
 NOT_DOUBTED = re.compile(
     r"\b(?:(?:not|n't)\s+(?:hard|difficult|surprising|only)|(?:no|without(?:\s+a)?|beyond)\s+doubt)\b", re.IGNORECASE
 )
-GUESSED = re.compile(r"\b(?:perhaps|maybe|might|could|possibly)\b", re.IGNORECASE)
+GUESSED_BEFORE = re.compile(
+    r"\b(?:perhaps|maybe|possibly|probably|presumably|likely|(?:my|a|best|educated)\s+guess|i\s+guess|(?:might|may|could)\s+be|not\s+(?:so\s+)?sure|unsure"
+    r"|peut-être|quizás|vielleicht|forse|talvez|возможно|наверное)\b[^.!?\n]{0,60}\Z"
+    r"|(?:\b(?:about|around|approximately|approx\.?|roughly|nearly|almost|circa|close\s+to|near|somewhere|environ|aproximadamente|ungefähr|etwa|circa"
+    r"|около|примерно|estimated\s+at)|[~≈∼]|\\sim\b|大约(?:是|为)?|大約|大概(?:是|为)?|约(?:为|是)?|約|接近|およそ|だいたい|약)"
+    rf"{_ARTICLE}\s*(?:\$\$?|\\\(|\\\[|\*\*|[\"'`(])?\s*\Z",
+    re.IGNORECASE,
+)
+"""Words before a value that leave it open, by which it is not taken back."""
+GUESSED_AFTER = re.compile(
+    r"(?<=\d)\s?-?ish\b|\b(?:or\s+so|give\s+or\s+take|more\s+or\s+less|approx(?:imately|\.)?|roughly|perhaps|maybe|probably|possibly|presumably"
+    r"|i\s+(?:guess|suppose)|not\s+(?:so\s+)?(?:sure|certain)|unsure|(?:a|an|my|just|only|educated|wild|best)\s+(?:guess|estimate|approximation))\b"
+    r"|\(\s*(?:guess\w*|estimate\w*|approx\w*)\s*\)|左右|くらい|ぐらい|정도",
+    re.IGNORECASE,
+)
+"""Words after a value that leave it open."""
 CORRECTED = re.compile(
     r"[^.!?\n]{1,60}?[,;:.]?\s*(?:\bbut\b|\brather\b|\binstead\b|\bit\s+is\b|\bit's\b|而是|是)\s*(?:it\s+is|it's|rather|instead)?\s*",
     re.IGNORECASE,
@@ -133,8 +150,69 @@ DOUBTED_AFTER = re.compile(
     re.IGNORECASE,
 )
 """Doubt in the rest of a sentence, after its answer, which may take the answer back."""
-OR = re.compile(
-    r"(?:\$\$?|\\\)|\*\*|\w{0,12}?)?\s*(?:,?\s*\b(?:or|oder|ou|или)\b|或者?|または|또는)\s*(?:\$\$?|\\\(|\*\*)?\s*\Z",
+REASON = re.compile(r"\b(?:because|since|as|so|for\s+which)\b", re.IGNORECASE)
+"""Beginning of a reason."""
+CONCLUSION = re.compile(
+    r"(?:^|[,;:.—–-]\s*|\b(?:and|which|,)\s+)(?:so|therefore|thus|hence|then|consequently|in\s+total|altogether|overall|finally|for\s+a\s+total\s+of|bringing|(?:which\s+)?means?(?:\s+that)?"
+    r"|meaning(?:\s+that)?|giving|leaving|making|which\s+(?:gives|makes|equals))\b(?!\s+(?:far|many|much|that))|[→⇒]|=>|:\s|\b(?:so|then|for\s+a\s+total\s+of)\b(?!\s+(?:far|many|much|long|few|as))"
+    r"|因此|所以|故|だから|따라서|поэтому|значит|donc|también|por\s+lo\s+tanto|also\s+|dunque|quindi|portanto",
     re.IGNORECASE,
 )
-"""Word before the last of alternatives."""
+"""Beginning of a clause that concludes."""
+_DETERMINERS = (
+    r"(?:\s+(?:the|a|an|his|her|its|their|our|my|all|each|every|these|those|only|just|first|last|next|other|exactly|both))*"
+)
+SIDE_CLAUSE = re.compile(
+    r"\s*(?:(?:but|and|now|however),?\s+)?(?:if|when|since|because|as|after|before|while|given|with|in|for|by|at|of|from|to\s+[a-z]+|[a-z]+ing)\b[^,]{0,200},(?![0-9])",
+    re.IGNORECASE,
+)
+"""A side clause at the beginning of a sentence: "In 3 days, ..."."""
+ADJUNCT = re.compile(
+    r"(?:(?<!\w)(?:in|on|within|after|before|during|per|out\s+of|each\s+of|among|between|than|until|through|across|using|given|if|when|while|where"
+    r"|every|for|at|by|with|from|into|over|under|every|(?:[\d%]|half|some|one|each|all|most|none|percent|out|fraction|rest|remainder|any)\s+of)"
+    rf"{_DETERMINERS}|\b(?:which|that(?!\s+(?:is|was|makes|leaves|gives|means|equals))|who|whom|whose|because|since|as|if|when|while|where|to\s+[a-z]{{2,}}|including|compared|instead)\b[^.;]{{0,80}}"
+    r"|\([^)]*|^\s*(?:of|to)\b(?:\s+the)?|(?:[\d%]|percent)\s+of)\s*[$(\\]*\s*\Z",
+    re.IGNORECASE,
+)
+"""Words by which a value is a circumstance of another one: "42 apples in 7 boxes", "5 hours to fill 3 tanks"."""
+UNSAID = frozenset(
+    str.split(
+        "and or but then than after before between above below over under so up out may might about around almost nearly"
+        " to save saves either both"
+    )
+)
+"""Words that change a value as its part, but not as the word before it, where they have rules of their own."""
+SUPERSEDED = re.compile(
+    r"\b(?:wait|hmm+|oops|sorry|no|nope|actually|correct(?:ion|ed|ing)?|scratch\s+that|mistake|error|wrong|incorrect|instead|rather|fix(?:ed|ing)?"
+    r"|re-?(?:check|comput|calculat|consider|examin)\w*|i\s+meant|let\s+me)\b|不对|不對|错|錯|更正|修正|訂正|정정|아니",
+    re.IGNORECASE,
+)
+"""Words between two answers by which the second one replaces the first."""
+REMARK = re.compile(
+    r"\s*\(?\s*(?:check|verif\w+|note|proof|we\s+used|explanation|reason|验证|检验|検算|확인|проверка)\b", re.IGNORECASE
+)
+"""Beginning of a sentence that does not answer, but tells why."""
+
+CHOSEN = re.compile(
+    r"\W{0,4}(?:(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer|statement))\s+\W{0,4})?([A-HJ])(?!\w)(?=\W*(?:\Z|\n|[.!](?:\s|\Z)|is\s+(?:correct|right|true|the\s)))"
+)
+"""Letter of a choice that its sentence has alone."""
+VERB = re.compile(r"(?<!\w)(?:is|are|was|were|be|equals|=|est|es|ist|è|é)(?!\w)\s*:?", re.IGNORECASE)
+YES_OR_NO = re.compile(r"\b(yes|no|true|false)\b(?=\s*(?:[,;:.]|(?:because|since|as)\b|\Z))", re.IGNORECASE)
+BEFORE_WORDS = re.compile(r"(?<!\w)(?:at|on|in|to|by)(?!\w)", re.IGNORECASE)
+"""Words before an answer of words, if its sentence has no verb of its own for it."""
+DECIMAL_COMMA = re.compile(
+    r"(?<!\w)(?:el|la|los|las|le|les|une|est|donc|soit|réponse|respuesta|entonces|por|der|die|das|ist|und|also|antwort|beträgt|il|è|della|quindi"
+    r"|risposta|são|é|portanto|resposta|ответ|это|так|как|равно|равен|поэтому|значит|jest|więc|wynosi|odpowiedź|là|đáp|adalah|jadi|jawaban|het|dus"
+    r"|antwoord|är|och|svaret|og|svar|cevap|ve|olur)(?!\w)",
+    re.IGNORECASE,
+)
+"""Words of languages that write 3.5 as ``3,5``."""
+ANSWER_WITH_COMMA = re.compile(
+    r"(?<!\w)(?:réponse|respuesta|antwort|lösung|risposta|resposta|ответ"
+    r"|odpowiedź|đáp án|jawaban(?:nya)?|antwoord|svaret|cevap)(?!\w)",
+    re.IGNORECASE,
+)
+"""Words for an answer in these languages: one is enough."""
+COPULA = re.compile(r"[\s$*]*(?:です|だ|である|でした|になります|となります|입니다|이다|이에요|예요|है|है।)[\s.。।]*")
+"""Verb at the end of a sentence, behind its value."""
