@@ -289,6 +289,7 @@ SLOW = {
         "",
         "answers that are generated or of other people",
     ),
+    "plugins/builtin_rewards/rlhf-plugin-math-verifier/tests/test_cost.py": ("event_loop", "answers that processes read"),
     "plugins/builtin_rewards/rlhf-plugin-math-verifier/tests/test_workers.py": ("", "workers that hang or are killed"),
     "tests/proofs/test_proofs.py": ("", "six plugins that prove the doors, each in a run"),
 }

@@ -60,6 +60,7 @@ _OPERATORS = re.compile(r"(?:[\s()+\-−*/×÷·^=x]|\\times|\\cdot|\\div)+")
 _LISTED = re.compile(r"\s*(?:,|;|,?\s*\b(?:and|or|y|et|und|oder|ou|и|или)\b|和|与|、|或|,)\s*", re.IGNORECASE)
 _PART_OF = re.compile(
     r"(?:%|percent)[\s$)\\]*\s*of\s+[$(]*[-0-9]|\b(?:more|less|fewer|[a-z]+er|times)\b[^.;,]{0,20}\bthan\b[^.;]{0,40}[0-9]"
+    r"|\btimes\s+as\b[^.;]{0,40}[0-9]"
 )
 _NAME = re.compile(r"(?:\$|\\\()\s*\\?[A-Za-z]{1,3}(?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s*(?:\$|\\\))")
 _NOUN_OF = re.compile(r"\s*[a-z]+\s+of\s*")

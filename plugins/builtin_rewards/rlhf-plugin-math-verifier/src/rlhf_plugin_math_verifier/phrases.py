@@ -42,7 +42,11 @@ _REFUSAL = (
     r"|(?:divisible|bounded|divided|multiplied|followed|preceded)\s+by|congruent\s+to|(?:number|integer|prime|one)\s+(?:before|after)|(?:smaller|less|greater|larger|more|fewer)\s+than\s+or\s+equal\s+to|unlikely\s+to|impossible\s+to|different\s+than|than"
     r"|(?:square|cube|opposite|negative|double|triple|reciprocal|root|multiple|factor)\s+of"
     r"|no\s+es|n'est\s+pas|nicht|kein|non\s+è|não\s+é|не|nie\s+jest|không\s+phải(?:\s+là)?|bukan|niet|inte|ikke|ei\s+ole|mayor\s+que|menor\s+que"
-    r"|größer\s+als|kleiner\s+als|больше|меньше"
+    r"|größer\s+als|kleiner\s+als|больше|меньше|более|менее|свыше"
+    r"|al\s+menos|por\s+lo\s+menos|m[áa]s\s+de|menos\s+de|como\s+(?:máximo|mínimo)|a\s+lo\s+sumo|au\s+(?:moins|plus)|plus\s+de|moins\s+de|pas"
+    r"|mindestens|höchstens|mehr\s+als|weniger\s+als|keine?|almeno|al\s+massimo|più\s+di|meno\s+di|pelo\s+menos|no\s+máximo|mais\s+de"
+    r"|minstens|hoogstens|meer\s+dan|minder\s+dan|co\s+najmniej|co\s+najwyżej|więcej\s+niż|mniej\s+niż|minst|högst|mer\s+än|mindre\s+än"
+    r"|en\s+az|en\s+fazla|lebih\s+dari|kurang\s+dari|ít\s+nhất|nhiều\s+nhất"
 )
 _REFUSAL_SCRIPTS = (
     "比|超|不是|并非|並非|不等于|不等於|不为|不為|非|没有|沒有|不|大于|大於|小于|小於|多于|少于|超过|超過|不足|至少(?:是|为)?|至多(?:是|为)?|最多(?:是|为)?|最少(?:是|为)?"
@@ -99,7 +103,7 @@ NOT_DOUBTED = re.compile(
 GUESSED_BEFORE = re.compile(
     r"\b(?:perhaps|maybe|possibly|probably|presumably|likely|(?:my|a|best|educated)\s+guess|i\s+guess|(?:might|may|could)\s+be|not\s+(?:so\s+)?sure|unsure"
     r"|peut-être|quizás|vielleicht|forse|talvez|возможно|наверное)\b[^.!?\n]{0,60}\Z"
-    r"|(?:\b(?:about|around|approximately|approx\.?|roughly|nearly|almost|circa|close\s+to|near|somewhere|environ|aproximadamente|ungefähr|etwa|circa"
+    r"|(?:\b(?:about|around|approximately|approx\.?|roughly|nearly|almost|circa|close\s+to|near|somewhere|environ|aproximadamente|alrededor\s+de|approssimativamente|cerca\s+de|około|ungefär|ongeveer|yaklaşık|khoảng|sekitar|ungefähr|etwa|circa"
     r"|около|примерно|estimated\s+at)|[~≈∼]|\\sim\b|大约(?:是|为)?|大約|大概(?:是|为)?|约(?:为|是)?|約|接近|およそ|だいたい|약)"
     rf"{_ARTICLE}\s*(?:\$\$?|\\\(|\\\[|\*\*|[\"'`(])?\s*\Z",
     re.IGNORECASE,
@@ -119,7 +123,7 @@ CORRECTED = re.compile(
 """Words from a denial to the right answer: "not 41 but 42"."""
 _HEDGE = r"(?:at\s+(?:least|most)|or|if|unless|but|give\s+or|plus|maybe|perhaps|possibly|though|although|wait|no|more|less)\b"
 _GOES_ON = (
-    "for|of|in|on|at(?!\\s+(?:most|least|max|best))|from|with|by|that|who|whose|which|because|since|so|as|than|before|after|until"
+    "rather(?=\\s+than)|instead(?=\\s+of)|for|of|in|on|at(?!\\s+(?:most|least|max|best))|from|with|by|that|who|whose|which|because|since|so|as|than|before|after|until"
     "|while|when|where|between|each|every|left|remaining|altogether|(?<!or )(?:more|fewer|less)"
     "|is|are|was|were|be|been|has|have|had|will"
     "|would|can|could|do|does|did|he|she|it|they|we|during|into|onto|through|among|his|her|its|their|this|these|those|worth|only"
@@ -178,7 +182,7 @@ ADJUNCT = re.compile(
 UNSAID = frozenset(
     str.split(
         "and or but then than after before between above below over under so up out may might about around almost nearly"
-        " to save saves either both"
+        " to save saves either both y"
     )
 )
 """Words that change a value as its part, but not as the word before it, where they have rules of their own."""

@@ -277,7 +277,8 @@ def _equation(found: Sequence[Token], terms: list[list[Token]], *, approximate: 
     if not terms[0]:
         terms = terms[1:]
         if len(terms) == 1:
-            return _read(terms[0])
+            value = _read(terms[0])
+            return Doubtful(joined(found), value) if approximate and not isinstance(value, Doubtful) else value
     if not all(terms):
         return Doubtful(joined(found))
     if _name(terms[0]) is None and len(terms) == 2 and len(terms[1]) == 1 and terms[1][0].kind == "letter":
