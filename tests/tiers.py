@@ -283,6 +283,18 @@ SLOW = {
         r"uncontained_the_same_attacks_succeed\[(?!(reads /etc/passwd|opens a socket|changes modes)\])",
         "attacks that succeed where nothing contains them; three of them at every change, and that none does where something does",
     ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_hermetic.py": (
+        "^(?!.*(some_of_each_kind|any_exception_is))",
+        "attacks and right solutions made of parts; some of each kind at every change",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_records.py": (
+        r"\[(?!(a list|another list)\])",
+        "lists and trees of LeetCode; a list at every change",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_values.py": (
+        "values_of_the_standard_library|values_that_tests_pass",
+        "values of the standard library; objects, functions and changes at every change",
+    ),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_shells.py": ("", "commands that are judged in a shell"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_right_programs.py": ("", "programs of people, which are right"),
     "plugins/builtin_rewards/rlhf-plugin-math-verifier/tests/test_generated.py": (

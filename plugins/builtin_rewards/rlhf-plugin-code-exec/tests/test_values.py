@@ -214,6 +214,15 @@ def test_functions_with_inputs_and_outputs(judge, answer, cases, reward):
                 "from pathlib import Path\ndef f(x): return Path(x)",
                 "from pathlib import Path\nassert f('a') == Path('a') and str(f('a')) == 'a'",
             ),
+            "threads of the tests": (
+                "def f(x): return [x] * 500",
+                "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
+                "    assert list(pool.map(f, range(100))) == [[n] * 500 for n in range(100)]",
+            ),
+            "a function that sorts by it": (
+                "def f(x): return -x",
+                "data = [1, 3, 2]\ndata.sort(key=f)\nassert data == [3, 2, 1] == sorted(data, key=f) and max(data, key=f) == 1",
+            ),
             "what it prints": (
                 "def f(): print('hello')",
                 "import io, contextlib\nout = io.StringIO()\n"

@@ -30,10 +30,13 @@ def code_of(answer: str) -> str:
     return re.sub(rf"^[ \t]{{1,{margin}}}", "", blocks[-1]["code"], flags=re.M) if margin else blocks[-1]["code"]
 
 
-def solution_of(answer: str, before: str) -> str:
+def solution_of(answer: str, before: str, header: str = "") -> str:
     """Returns the whole program. An answer that does not define the function that ``before`` begins is a continuation of it."""
     code = code_of(answer)
     whole = dedent(code) if code.lstrip("\n")[:1].isspace() else code
+    if header:
+        future = re.findall(r"^from __future__ .*\n", whole, re.M)
+        return "".join([*future, header, "\n", re.sub(r"^from __future__ .*\n", "", whole, flags=re.M)])
     if not before:
         return whole
     begun = re.findall(r"^def (\w+)", before, re.M)

@@ -49,6 +49,8 @@ REPOSITORY = ("FAIL_TO_PASS", "test_patch")
 INPUTS, OUTPUTS = ("inputs", "input", "stdin"), ("outputs", "output", "expected_output", "stdout")
 CODE = ("test", "test_code", "functional")
 FUNCTION = ("fn_name", "func_name", "function_name", "entry_point")
+NODES = {"ListNode", "TreeNode", "Node", "list_node", "tree_node", "is_same_list", "is_same_tree"}
+"""Names of LeetCode's header by which tests make arguments and compare results: a solution may not bring its own."""
 OTHER_LANGUAGES = {
     "c",
     "c#",
@@ -104,8 +106,8 @@ def _candidates(row: Mapping[str, Any], label: Any) -> Iterable[Any]:
     if isinstance(inputs, list) and isinstance(outputs, list):
         yield {**row, "inputs": inputs, "outputs": outputs}
     for columns in SPLIT:
-        if parts := [part for column in columns if (part := _read(row.get(column)))]:
-            yield _joined(parts)
+        if any(row.get(column) for column in columns):
+            yield _joined({column: _part(row, column) for column in columns if column in row})
     for column in COLUMNS:
         if (told := _read(row.get(column))) not in (None, "", [], {}):
             yield told
@@ -130,19 +132,32 @@ def _tests(told: Any, row: Mapping[str, Any]) -> Tests:
     imports = [imports] if isinstance(imports, str) else list(map(str, imports))
     setup = "\n".join([*imports, str(row.get("test_setup_code") or row.get("setup") or row.get("import_prefix") or "")])
     entry = str(row.get("entry_point") or "").rpartition(".")[2]
-    return suite_of(setup, _with_check(told, entry), entry=entry)
+    header = str(row.get("import_prefix") or "")
+    return _with_nodes(suite_of(setup, _with_check(told, entry), entry=entry, header=header), entry)
 
 
 def _of_prompt(row: Mapping[str, Any], prompt: Any) -> Suite:
     """Handles HumanEval, whose prompt begins the function."""
-    begun = str(row.get("prompt_code") or (prompt if isinstance(prompt, str) else ""))
     entry = str(row["entry_point"]).rpartition(".")[2]
-    begins = re.search(rf"^(async )?def {re.escape(entry)}\b", begun, re.M) is not None
-    setup = begun + "    pass\n" if begins else begun if _is_code(begun) else ""
+    begins_it = re.compile(rf"^(async )?def {re.escape(entry)}\b", re.M)
+    texts = [str(each) for each in (row.get("prompt_code"), prompt, row.get("prompt")) if isinstance(each, str)]
+    begun = next((each for each in texts if begins_it.search(each) or _is_code(each)), "")
+    begins = begins_it.search(begun) is not None
+    setup = begun + "    pass\n" if begins else begun
     try:
-        return suite_of(setup, _with_check(row["test"], entry), begun if begins else "", entry)
+        before, header = (begun, "") if begins else ("", setup)
+        return _with_nodes(suite_of(setup, _with_check(row["test"], entry), before, entry, header), entry)
     except SyntaxError as error:
         raise ValueError(f"its tests are no Python: {error}") from error
+
+
+def _with_nodes(suite: Suite, entry: str) -> Suite:
+    """Returns the suite. Raises ``ValueError`` if it lacks LeetCode's header."""
+    if entry and (absent := sorted(NODES & {*suite.names} - {entry})):
+        raise ValueError(
+            f"its tests use {', '.join(absent)} of LeetCode's header, which it does not have: give it as prompt_code"
+        )
+    return suite
 
 
 def _is_code(text: str) -> bool:
@@ -223,16 +238,40 @@ def _pairs(inputs: Any, outputs: Any, name: str | None) -> Cases | Programs:
     )
 
 
-def _joined(parts: Sequence[Any]) -> Any:
-    """Returns public, private and generated tests as one."""
-    if all(isinstance(part, Mapping) for part in parts):
-        both = [[each for part in parts for each in (_first(part, names) or [])] for names in (INPUTS, OUTPUTS)]
+def _part(row: Mapping[str, Any], column: str) -> Any:
+    """Returns the tests of a column. Raises ``ValueError`` if they cannot be read: the others alone are fewer than its tests."""
+    part = _read(row[column])
+    if part is None and column == "private_test_cases":
+        raise ValueError(f"its {column} are missing")
+    if part is None:  # of CodeContests, which has no private tests for some
+        part = []
+    if isinstance(part, str):
+        raise ValueError(f"its {column} cannot be read: {part[:40]!r}{'...' * (len(part) > 40)}")
+    if isinstance(part, Mapping):
+        given = [_first(part, names) for names in (INPUTS, OUTPUTS)]
+        usable = all(isinstance(each, list | tuple) for each in given) and len(given[0]) == len(given[1])
+    else:
+        usable = isinstance(part, list | tuple) and all(isinstance(each, Mapping) for each in part)
+    if not usable:
+        raise ValueError(f"its {column} are {type(part).__name__}, and not tests with inputs and outputs")
+    return part
+
+
+def _joined(parts: Mapping[str, Any]) -> Any:
+    """Returns public, private and generated tests as one. Raises ``ValueError``."""
+    kinds = {isinstance(part, Mapping) for part in parts.values() if part}
+    if len(kinds) > 1:
+        raise ValueError(f"its {' and '.join(parts)} are lists and objects of tests: give one of these")
+    if kinds == {True}:
+        both = [[each for part in parts.values() if part for each in _first(part, names)] for names in (INPUTS, OUTPUTS)]
         return {"inputs": both[0], "outputs": both[1]}
-    return [each for part in parts if isinstance(part, list) for each in part]
+    return [each for part in parts.values() for each in part]
 
 
 def _read(told: Any) -> Any:
     """Returns the value of a text that is JSON, Python's notation of it, or LiveCodeBench's packed JSON."""
+    if isinstance(told, bytes):
+        told = told.decode("utf-8", "replace")
     if isinstance(told, str) and told[:1] in ("{", "[", " ", "\n", "\t"):
         for reader in (json.loads, ast.literal_eval):
             try:
@@ -253,11 +292,12 @@ def _value(text: Any) -> Any:
 
 
 def _unpacked(text: str) -> Any:
-    """Unpacks base64 of zlib of a pickled text. Nothing but a text is read from the pickle."""
+    """Unpacks base64 of zlib of a pickled text, or of the text itself. Nothing but a text is read from the pickle."""
     try:
         plain = zlib.decompress(base64.b64decode(text.encode()))
-        value = json.loads(_Texts(io.BytesIO(plain)).load())
-    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, TypeError, IndexError, KeyError, AttributeError):
+        packed = plain.decode() if plain[:1] in (b"[", b"{") else _Texts(io.BytesIO(plain)).load()
+        value = json.loads(packed)
+    except Exception:  # a pickle may raise any
         return text
     return value
 

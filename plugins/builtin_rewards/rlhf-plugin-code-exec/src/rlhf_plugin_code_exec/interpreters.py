@@ -17,7 +17,7 @@ SHARED = ("__init__", "prelude", "semaphores", "values", "errors")
 SIDES = {
     "program": ("program",),
     "solution": ("solution",),
-    "judge": ("judge", "names", "compare", "remote", "changes", "imports", "pytest_tests", "collect"),
+    "judge": ("judge", "names", "compare", "remote", "changes", "imports", "pytest_tests", "collect", "rehearsal"),
 }
 """Modules of each side beside the common ones."""
 ASK = """

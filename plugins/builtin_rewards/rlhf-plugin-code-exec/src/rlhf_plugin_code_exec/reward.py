@@ -19,6 +19,7 @@ from rlhf_plugin_code_exec.contained.compare import same_output
 from rlhf_plugin_code_exec.containment import strictest_level
 from rlhf_plugin_code_exec.forms import Programs, Suite, Tests, tests_of
 from rlhf_plugin_code_exec.interpreters import reachable_python
+from rlhf_plugin_code_exec.rehearsals import Plan, Rehearsals
 from rlhf_plugin_code_exec.runner import JailFailed, Level, Limits, Runner
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class CodeExec:
         self.options = options
         limits = Limits(options.timeout_s, options.cpu_s, options.memory_mb << 20, options.processes)
         self.runner = Runner(options.python or reachable_python(), limits, options.cpus)
+        self.rehearsals = Rehearsals(self.runner)
         self._checked = False
         self._missing: set[str] = set()
         """Modules that programs lack and that were already reported."""
@@ -81,19 +83,32 @@ class CodeExec:
         tests = _tests(trajectory.task)
         if isinstance(tests, Unjudged):
             return tests
-        code = solution_of(trajectory.last_text, tests.before if isinstance(tests, Suite) else "")
         try:
-            told = await self.runner.tests(code, tests, first_only=not self.options.partial)
+            unusable, plan = await self.rehearsals.of(tests) if isinstance(tests, Suite) else ("", {})
+            if unusable:
+                return Unjudged(unusable)
+            verdict = await self._verdict(trajectory.last_text, tests, plan)
         except JailFailed as failure:
             return Unjudged(f"the jail: {failure}")
-        verdict = await asyncio.to_thread(verdict_of, told, tests)  # of a million words it takes seconds
-        if verdict.unusable:
-            return Unjudged(verdict.unusable)
         score = verdict.share if self.options.partial else float(verdict.share == 1.0)
         if verdict.missing:
             self._say_missing(verdict.missing)
         metrics = {f"code/{name}": float(verdict.counts[name]) for name in COUNTED}
         return Reward(score, score=score, metrics=metrics, feedback=verdict.first or None)
+
+    async def _verdict(self, answer: str, tests: Tests, plan: Plan) -> Verdict:
+        """Returns the verdict of an answer. Whatever it makes go wrong is its own fault, and of no other row."""
+        try:
+            code = solution_of(answer, tests.before, tests.header) if isinstance(tests, Suite) else solution_of(answer, "")
+            told = await self.runner.tests(code, tests, first_only=not self.options.partial, plan=plan)
+            return await asyncio.to_thread(verdict_of, told, tests)
+        except JailFailed:
+            raise
+        except Exception as error:
+            log.debug("code_exec: an answer cannot be judged", exc_info=True)
+            verdict = Verdict()
+            verdict.count("errors", f"{type(error).__name__} while it was judged")
+            return verdict
 
     def _say_missing(self, module: str) -> None:
         if module not in self._missing and len(self._missing) < MOST_WARNINGS:
@@ -114,8 +129,6 @@ class Verdict:
     """Reasons of failed tests, with their numbers."""
     missing: str = ""
     """A module that the interpreter does not have."""
-    unusable: str = ""
-    """Reason for which there is no verdict."""
     first: str = ""
     """Words about the first test that failed."""
 
@@ -138,9 +151,7 @@ def verdict_of(told: dict[str, Any], tests: Tests) -> Verdict:
     except ValueError:  # it took too long, or used up what the judge has, as by endless values
         verdict.count("timeouts" if result["why"] == "late" else "errors")
         return verdict
-    if "unusable" in said:
-        verdict.unusable = str(said["unusable"])
-    elif said.get("failed"):
+    if said.get("failed"):
         verdict.share = said.get("passed", 0) / said.get("of", 1)
         verdict.count("wrong" if said.get("wrong") else "errors", said["failed"])
     else:

@@ -9,6 +9,7 @@ import marshal
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -64,18 +65,31 @@ class Runner:
         self._at_once = at_once
         self._free: asyncio.Semaphore | None = None
 
-    async def tests(self, code: str, tests: Tests, *, first_only: bool = True) -> dict[str, Any]:
-        """Returns the jail's result of a program and its tests. Raises ``JailFailed``."""
+    async def tests(
+        self, code: str, tests: Tests, *, first_only: bool = True, plan: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Returns the jail's result of a program and its tests, which run as ``plan`` says. Raises ``JailFailed``."""
         if isinstance(tests, Programs):
             inputs = {"inputs": list(tests.inputs), "first_only": first_only}
             return await self._job({"code": code, **inputs}, len(tests.inputs) * self.limits.seconds + GRACE_S)
         if isinstance(tests, Cases):
             told: dict[str, Any] = {**asdict(tests), "first_only": first_only}
         else:
-            told = asdict(tests)
+            told = {**asdict(tests), "plan": plan}
         shares_files = isinstance(tests, Suite) and tests.files
         job = {"code": code, "tests": json.dumps(told).encode(), "shares_files": shares_files}
         return await self._job(job, self.limits.seconds + GRACE_S)
+
+    async def rehearsed(self, tests: Suite, agrees: bool) -> dict[str, Any]:
+        """Returns what tests do without a solution: ``plan``, or ``unusable``, or neither. Raises ``JailFailed``."""
+        told = {**asdict(tests), "rehearses": agrees}
+        job = {"tests": json.dumps(told).encode(), "shares_files": False}
+        [result] = (await self._job(job, self.limits.seconds + GRACE_S))["results"]
+        try:
+            verdict: dict[str, Any] = json.loads(result["verdict"])
+        except ValueError:  # it took too long, or too much
+            return {}
+        return verdict
 
     def within(self, seconds: float, memory: int, processes: int) -> Runner:
         """Returns the same runner with other limits."""

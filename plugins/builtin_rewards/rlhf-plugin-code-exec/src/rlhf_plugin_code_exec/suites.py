@@ -20,6 +20,7 @@ USUAL |= {"defaultdict", "deque", "inf", "isclose", "isnan", "isinf", "lru_cache
 _REPLACING = {"patch", "mock", "Mock", "MagicMock", "monkeypatch", "mocker"}
 """Names by which tests replace parts of their own process, which the solution is not in."""
 _RUNNING = {"eval", "exec", "compile", "pickle", "marshal", "dill", "cloudpickle", "shelve", "runpy", "importlib", "subprocess"}
+_RUNNING |= {"doctest"}
 """Names by which tests could run results of the solution as their own code."""
 
 
@@ -48,15 +49,22 @@ class Suite:
     """Test functions that they call themselves."""
     files: bool = False
     """True if they may exchange files with the solution."""
+    header: str = ""
+    """Code of the task's own that solutions use."""
+    records: Sequence[str] = ()
+    """Names of its classes, whose instances are passed as values."""
+    plain: bool = False
+    """True if they only pass plain values, so that whether they can be used needs no rehearsal."""
 
 
 @lru_cache(maxsize=1024)
-def suite_of(setup: str, tests: str, before: str = "", entry: str = "") -> Suite:
+def suite_of(setup: str, tests: str, before: str = "", entry: str = "", header: str = "") -> Suite:
     """Returns the suite. Raises ``ValueError`` if nothing of the solution is tested, ``SyntaxError`` for code that is not
     Python.
 
     Args:
         entry: the tested function, if the task names it.
+        header: code that is given to tests and to solutions, if it has classes, as ``ListNode`` of LeetCode.
     """
     tree = _as_one_module(ast.parse(tests))
     tests, both = ast.unparse(tree), [ast.parse(setup), tree]
@@ -79,6 +87,7 @@ def suite_of(setup: str, tests: str, before: str = "", entry: str = "") -> Suite
         # A solution may have the name of a built-in function, as ``sum`` in MBPP, where nothing else is called.
         builtin = [name for name in free if isinstance(getattr(builtins, name), BuiltinFunctionType)]
         names = set(builtin) if len(builtin) == 1 else set()
+    records = [node.name for node in ast.parse(header).body if isinstance(node, ast.ClassDef) and not node.bases]
     waiting, called = _test_functions(tree)
     _check(tree, names, own, modules, bool(waiting))
     return Suite(
@@ -91,7 +100,39 @@ def suite_of(setup: str, tests: str, before: str = "", entry: str = "") -> Suite
         bool(waiting),
         called,
         bool(_FILES & (own | free | {*_imported(both)})),
+        header if records else "",
+        records,
+        _is_plain(both, names),
     )
+
+
+_PLAIN = {
+    "abs",
+    "all",
+    "any",
+    "bool",
+    "dict",
+    "enumerate",
+    "float",
+    "frozenset",
+    "int",
+    "isinstance",
+    "len",
+    "list",
+    "max",
+    "min",
+}
+_PLAIN |= {"range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple", "type", "zip"}
+
+
+def _is_plain(trees: Sequence[ast.Module], names: set[str]) -> bool:
+    """Returns True for assertions at the top, with plain values and calls of the solution alone: nothing else can fail in them."""
+    setup, tests = trees
+    if setup.body or not all(isinstance(statement, ast.Assert | ast.Expr) for statement in tests.body):
+        return False
+    nodes = list(ast.walk(tests))
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return used <= names | _PLAIN and not any(isinstance(node, ast.Attribute | ast.Subscript | ast.Lambda) for node in nodes)
 
 
 def _check(tree: ast.Module, names: set[str], own: set[str], modules: Sequence[str], waiting: bool) -> None:

@@ -1,9 +1,13 @@
-"""Changes that calls of the solution make in the lists, sets and dicts of a test. A change is made when the statement with the
-call is over, and the state before it is kept: so a test's own expectation cannot be changed during the comparison.
+"""Changes that calls of the solution make in the lists, sets and dicts of a test.
+
+A solution works on copies. Tests never see what it changes, or they would compare a result with an expectation that it has
+emptied. There are two exceptions: a call that is a statement of its own works in place, and what a test compares with a constant
+may be the argument as the call left it. The solution itself sees its changes in later calls.
 """
 
 from itertools import chain, islice
 
+from .remote import Remote
 from .values import CHANGEABLE
 
 MANY = 10_000
@@ -18,52 +22,64 @@ ITERATORS |= {"dict_keys", "dict_values", "dict_items"}
 
 
 class Changes:
-    def __init__(self):
-        self.pending = []
-        self.last = {}
-        """Container that the last call with it changed: itself, and its content before and after."""
+    def __init__(self, record):
+        self.record = record
+        """Returns the name of the class of a task's record, or ``None``."""
+        self.left = {}
+        """Container of the tests → itself, its content at the last call with it, and its content as that call left it."""
 
-    def note(self, args, kwargs, after):
-        """Notes the end of a call. ``after``: each argument as the call left it, or ``None`` if unchanged."""
-        given = (*args, *kwargs.values())
-        for value in given:
-            self.last.pop(id(value), None)
-        self.pending += zip(given, after or ())  # noqa: B905
-
-    def settle(self, meant=False, value=None):
-        """Makes the changes, after a statement. ``meant``: the statement does nothing else, so the earlier content is not
-        needed.
-        """
-        pending, self.pending = self.pending, []
-        for mine, theirs in pending:
-            if isinstance(mine, CHANGEABLE) and isinstance(theirs, CHANGEABLE) and mine != theirs:
-                before = mine.copy()
-                self._make(mine, theirs)
-                if not meant:
-                    self.last[id(mine)] = (mine, before, mine.copy())
-        return value
-
-    def _make(self, mine, theirs):
-        if isinstance(mine, dict) != isinstance(theirs, dict):
-            return
-        mine.clear()
-        if isinstance(mine, (dict, set)):
-            mine.update(theirs)
-        else:
-            mine.extend(theirs)
-
-    def before(self, value):
-        """Returns a value as it was before the last call that it was passed to."""
-        if not self.last:
+    def sent(self, value):
+        """Returns an argument as the solution last left it, unless the test has changed it since."""
+        if id(value) not in self.left:  # which keeps it, so that no other has its number
             return value
-        container, before, after = self.last.get(id(value), (None, None, None))
-        if container is value and value == after:  # else the test has changed it, too
-            return before
-        if type(value) in (list, tuple, set):
-            return type(value)(map(self.before, value))
-        if type(value) is dict:
-            return {key: self.before(each) for key, each in value.items()}
+        mine, before, after = self.left[id(value)]
+        if _content(mine) != before:
+            del self.left[id(value)]
+            return value
+        return after
+
+    def note(self, given, after):
+        """Notes the end of a call. ``after``: each argument as the call left it, or ``None`` if it left it as it was."""
+        for mine, theirs in zip(given, after or ()):  # noqa: B905
+            both = isinstance(mine, CHANGEABLE) and isinstance(theirs, CHANGEABLE)
+            if (both and isinstance(mine, dict) == isinstance(theirs, dict)) or (self.record(mine) and self.record(theirs)):
+                self.left[id(mine)] = (mine, _content(mine), theirs)
+
+    def alone(self, function, /, *args, **kwargs):
+        """Makes the call of a statement that is nothing else: if it is one of the solution's, it works in place."""
+        value = function(*args, **kwargs)
+        if isinstance(function, Remote):
+            for each in (*args, *kwargs.values()):
+                theirs = self.sent(each)
+                if self.left.pop(id(each), None) is not None:
+                    _fill(each, _content(theirs))
         return value
+
+    def sides(self, tested, left, right):
+        """Returns both sides of a comparison with constants. The ``tested`` one, ``left``, ``right`` or, where both are constants
+        that the solution may have changed, ``either``, is as the solution left its arguments.
+        """
+        mine, theirs = left(), right()
+        if not self.left:
+            return mine, theirs
+        if tested == "either":
+            tested = "left" if self._after(right) == theirs else "right"
+        return (self._after(left), theirs) if tested == "left" else (mine, self._after(right))
+
+    def equal(self, tested, left, right):
+        mine, theirs = self.sides(tested, left, right)
+        return mine == theirs
+
+    def _after(self, side):
+        """Returns the value of an expression where all arguments are as the solution left them."""
+        live = [each for each in self.left.values() if _content(each[0]) == each[1]]
+        try:
+            for mine, _, theirs in live:
+                _fill(mine, _content(theirs))
+            return _copied(side())
+        finally:
+            for mine, before, _ in live:
+                _fill(mine, before)
 
     def fixed(self, items):
         """Returns the items of a loop, as they are now."""
@@ -73,3 +89,26 @@ class Changes:
             first = list(islice(iter(items), MANY))
             return first if len(first) < MANY else chain(first, islice(items, 0, None))
         return items
+
+
+def _content(value):
+    return value.copy() if isinstance(value, CHANGEABLE) else vars(value).copy()
+
+
+def _fill(mine, theirs):
+    """Gives a container, or the attributes of a record, other content."""
+    mine = mine if isinstance(mine, CHANGEABLE) else vars(mine)
+    mine.clear()
+    if isinstance(mine, (dict, set)):
+        mine.update(theirs)
+    else:
+        mine.extend(theirs)
+
+
+def _copied(value):
+    """Returns a copy of plain values, which do not change any more."""
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    return value.copy() if isinstance(value, CHANGEABLE) else value

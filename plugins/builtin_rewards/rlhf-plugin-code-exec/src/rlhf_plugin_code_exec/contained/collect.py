@@ -5,79 +5,88 @@ import io
 import sys
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from . import remote
 from .remote import end
 
 
-class Tally:
-    ran = skipped = 0
-    """Number of tests that ran, and of tests that skipped themselves while they ran."""
-
-
 def run(space, called):
-    """Runs the tests.
+    """Runs the tests. Returns test → number of its cases, and of those that ran and did not skip themselves.
 
     Args:
         space: the names that the file defines.
         called: test functions that the file calls itself.
     """
-    tally = Tally()
+    ran: dict[str, list[int]] = {}
     for name in ("setup_module", "setUpModule"):
         if name in space:
             _call(space[name], sys.modules["__main__"])
     for name, value in list(space.items()):
         if isinstance(value, type) and value.__module__ == "__main__":
             if "unittest" in sys.modules and issubclass(value, sys.modules["unittest"].TestCase):
-                _run_case(value, tally)
+                ran |= _run_case(value)
             elif name.startswith("Test"):
-                _run_class(value, space, tally)
+                ran |= _run_class(value, space)
         elif inspect.isfunction(value) and name.startswith("test") and value.__module__ == "__main__" and name not in called:
-            _run_function(value, space, tally)
-    if tally.skipped and not tally.ran and not called:
-        end(failed="all tests are skipped as they run")
-    if not tally.ran and not called:
-        end(unusable="no test of its file runs: all are marked to be skipped")
+            ran[name] = _run_function(value, space)
+    return ran
 
 
-def _run_case(kind, tally):
+def _run_case(kind):
     import unittest
 
     result = unittest.TestResult()
-    unittest.defaultTestLoader.loadTestsFromTestCase(kind).run(result)
-    for _, text in result.failures + result.errors:
+    tests: list[Any] = list(unittest.defaultTestLoader.loadTestsFromTestCase(kind))
+    unittest.TestSuite(tests).run(result)
+    for _, text in () if remote.REHEARSAL else result.failures + result.errors:
         end(failed=text.strip().rpartition("\n")[2][:500], wrong=bool(result.failures))
-    if result.unexpectedSuccesses:
+    if result.unexpectedSuccesses and not remote.REHEARSAL:
         end(failed="a test that is expected to fail does not", wrong=True)
-    tally.ran += result.testsRun - len(result.skipped)
+    skipped = {getattr(test, "test_case", test).id() for test, _ in result.skipped}
+    all_of_it = any(not isinstance(test, unittest.TestCase) for test, _ in result.skipped)
+    return {test.id(): [1, int(not (all_of_it or test.id() in skipped))] for test in tests}
 
 
-def _run_class(kind, space, tally):
+def _run_class(kind, space):
     if hasattr(kind, "setup_class"):
         kind.setup_class()
-    for name, function in inspect.getmembers(kind, inspect.isfunction):
-        if name.startswith("test"):
-            _run_function(function, space, tally, kind)
+    functions = inspect.getmembers(kind, inspect.isfunction)
+    return {f"{kind.__name__}.{name}": _run_function(each, space, kind) for name, each in functions if name.startswith("test")}
 
 
-def _run_function(function, space, tally, kind=None):
-    """Runs a function with all its parameters."""
+def _run_function(function, space, kind=None):
+    """Runs a function with all its parameters. Returns the number of its cases, and of those that ran."""
     from .pytest_tests import Skipped
 
     said = [*getattr(function, "said", []), *getattr(kind, "said", [])]
     if any(each.name in ("skip", "xfail") or (each.name == "skipif" and each.args[0]) for each in said):
-        return
-    rows = _rows([each for each in said if each.name == "parametrize"])
-    for values in _with_fixtures(rows, _several(function, space, kind)):
-        with ExitStack() as stack:
+        return [1, 0]
+    rows = _with_fixtures(_rows([each for each in said if each.name == "parametrize"]), _several(function, space, kind))
+    times = 0
+    for values in rows:
+        with _going_on(), ExitStack() as stack:
             owner = [kind()] if kind else []
             _around("setup_method", owner, function)
+            skipped = False
             try:
                 _Given(stack, space, owner, values).call(function)
-                tally.ran += 1
             except Skipped:
-                tally.skipped += 1
+                skipped = True
+            finally:
+                times += not skipped
             _around("teardown_method", owner, function)
+    return [len(rows), times]
+
+
+@contextmanager
+def _going_on():
+    """Ignores failures of a rehearsal."""
+    try:
+        yield
+    except Exception:
+        if not remote.REHEARSAL:
+            raise
 
 
 def _call(function, about):
@@ -109,7 +118,7 @@ def _values(case):
 
 
 def _with_fixtures(rows, fixtures):
-    """Yields each run with each value of the fixtures that have several."""
+    """Returns each run with each value of the fixtures that have several."""
     for fixture in fixtures:
         values = [_values(value)[0] if type(value).__name__ == "param" else value for value in fixture.params]
         rows = [{**row, fixture: value} for row in rows for value in values]

@@ -75,4 +75,7 @@ def _same_word(said: str, wanted: str) -> bool:
     is_integer = wanted.lstrip("+-").isdigit()
     if is_integer and said.lstrip("+-").isdigit():
         return False  # 007 is not 7
-    return Decimal(said) == Decimal(wanted) if is_integer else _same_number(float(said), float(wanted))
+    try:
+        return Decimal(said) == Decimal(wanted) if is_integer else _same_number(float(said), float(wanted))
+    except ArithmeticError:  # an exponent beyond all bounds
+        return False

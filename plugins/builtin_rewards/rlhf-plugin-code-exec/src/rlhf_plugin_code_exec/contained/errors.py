@@ -1,7 +1,6 @@
 """Exceptions that are passed between a solution and its tests: by the names of their classes."""
 
 import builtins
-import importlib
 import sys
 
 KEPT_OUT = ("unittest", "doctest", "test")
@@ -43,7 +42,7 @@ def _of_the_library(module, name):
     root = module.partition(".")[0]
     if root in KEPT_OUT or root not in sys.stdlib_module_names:
         return None
-    kind = getattr(importlib.import_module(module), name, None)
+    kind = getattr(sys.modules.get(module), name, None)  # only tests decide what is imported
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
     return None if any(each.__module__.partition(".")[0] in KEPT_OUT for each in kind.__mro__) else kind

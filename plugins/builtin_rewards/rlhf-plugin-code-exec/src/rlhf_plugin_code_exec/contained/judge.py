@@ -6,11 +6,12 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
+from . import remote
 from .changes import Changes
 from .compare import same
-from .names import BEFORE, FIXED, SETTLE
+from .names import ALONE, CONTEXT, EQUAL, FIXED, SIDES
 from .prelude import MISSING, usual
-from .remote import VERDICT, Side, end
+from .remote import VERDICT, Side, context, end
 
 
 def loaded(side):
@@ -58,11 +59,12 @@ def named(side, name):
 
 def run_tests(job, side):
     """Runs code whose assertions are the tests."""
-    changes = side.changes = Changes()
+    changes = side.changes = Changes(side.record)
     module = sys.modules["__main__"] = type(sys)("__main__")
     space = module.__dict__
-    space.update({"__builtins__": builtins, SETTLE: changes.settle, BEFORE: changes.before, FIXED: changes.fixed})
-    setup, tests = compiled(job["setup"], "setup.py"), compiled(job["tests"], "tests.py")
+    ours = {ALONE: changes.alone, FIXED: changes.fixed, EQUAL: changes.equal, SIDES: changes.sides, CONTEXT: context}
+    space.update(ours, __builtins__=builtins)
+    setup, tests = compiled(job["setup"], "setup.py"), compiled(side.prepared(job["tests"]), "tests.py")
     if job["modules"]:
         from . import imports
 
@@ -71,8 +73,11 @@ def run_tests(job, side):
     try:
         exec(setup, space)
     except Exception as error:
-        whose = "failed" if side.calls_made else "unusable"
-        end(**{whose: f"the task's own code fails: {type(error).__name__}: {error}"[:500]})
+        side.own_code_fails(error)
+        end(failed=f"the task's own code fails: {type(error).__name__}: {error}"[:500])
+    side.classes = {name: space[name] for name in job["records"] if isinstance(space.get(name), type)}
+    if side.classes:
+        side.request("records", *side.classes)
     for name in job["usual"]:
         if (value := usual(name)) is not MISSING:
             space.setdefault(name, value)
@@ -81,18 +86,41 @@ def run_tests(job, side):
         import unittest
 
         unittest.main = lambda *args, **kwargs: None  # type: ignore[assignment, misc]
+    ran = {}
     try:
-        exec(tests, space)
+        try:
+            exec(tests, space)
+        except SystemExit as error:
+            if error.code not in (None, 0) and not remote.REHEARSAL:
+                end(failed=f"SystemExit: {error.code}"[:500])
+            ran["its end, before its last line"] = [1, 0]
         if job["collect"]:
             from .collect import run
 
-            run(space, job["called"])
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            end(failed=f"SystemExit: {error.code}"[:500])
+            ran |= run(space, job["called"])
     except BaseException as error:
+        side.own_code_fails(error)
         end(failed=f"{type(error).__name__}: {error}"[:500], wrong=isinstance(error, AssertionError))
+    if remote.REHEARSAL:
+        end(plan=ran)
+    if name := deviation(job["plan"] or {}, ran):
+        end(failed=f"the solution decides whether a test runs, or how often: {name}"[:500])
     end(passed=1, of=1)
+
+
+def deviation(plan, ran):
+    """Returns a test that did not run as without the solution, if there is one.
+
+    Args:
+        plan: test → number of its cases, and of those that run, or ``None`` if their number is the solution's.
+        ran: the same as it was.
+    """
+    for name in plan | ran:
+        cases, times = ran.get(name, (None, 0))
+        planned = plan.get(name, [cases, cases])
+        if planned is None or times < planned[1] or (name in ran and cases != planned[0]):
+            return name
+    return None
 
 
 def run_cases(job, side):
@@ -111,7 +139,7 @@ def run_cases(job, side):
             except Exception as error:
                 told = f"{type(error).__name__}: {error}"[:500]
                 continue
-            if same(value, wanted) or (job["wrapped"] and same(value, wanted[0])):
+            if right(value, wanted) or (job["wrapped"] and right(value, wanted[0])):
                 told = ""
                 break
             told = f"AssertionError: {type(value).__name__} instead of {repr(wanted)[:200]}"
@@ -120,6 +148,14 @@ def run_cases(job, side):
         if failed and job["first_only"]:
             break
     end(passed=passed, of=len(job["cases"]), failed=failed, wrong=failed.startswith("AssertionError"))
+
+
+def right(value, wanted):
+    """Returns True if a result is right; one that cannot be compared is not."""
+    try:
+        return same(value, wanted)
+    except Exception:
+        return False
 
 
 def with_integers(value):
@@ -144,10 +180,17 @@ class Library:
 
 def main():
     sys.meta_path[:] = [Library if finder is PathFinder else finder for finder in sys.meta_path]
+    sys.setrecursionlimit(10_000)  # as for solutions: tests compare long lists and deep trees
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     for end_of_wire in (3, 4, VERDICT):
         os.set_inheritable(end_of_wire, False)  # tests may start programs
     job = json.load(sys.stdin)
     sys.stdin = open(os.devnull)  # noqa: SIM115
+    if "rehearses" in job:
+        from .rehearsal import Rehearsal
+
+        remote.REHEARSAL = True
+        run_tests(job, Rehearsal(job["rehearses"]))
     side = Side(os.fdopen(3, "w", encoding="utf-8"), os.fdopen(4, "r", encoding="utf-8"))
     (run_cases if "cases" in job else run_tests)(job, side)
 

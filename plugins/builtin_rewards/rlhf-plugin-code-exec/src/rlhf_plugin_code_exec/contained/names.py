@@ -1,3 +1,4 @@
 """Names of our own in the code of tests."""
 
-SETTLE, BEFORE, FIXED = "_rlhf_settle", "_rlhf_before", "_rlhf_fixed"
+ALONE, FIXED, EQUAL, SIDES, CONTEXT = "_rlhf_alone", "_rlhf_fixed", "_rlhf_equal", "_rlhf_sides", "_rlhf_context"
+OWN = (ALONE, FIXED, EQUAL, SIDES, CONTEXT)

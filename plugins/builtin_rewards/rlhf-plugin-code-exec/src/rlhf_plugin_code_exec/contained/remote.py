@@ -8,9 +8,10 @@ answered by an object of the solution. A handle is equal to nothing.
 import json
 import os
 import sys
+from _thread import RLock
 
 from .errors import class_of, lineage, made
-from .values import decode, encode, encode_items, is_iterator
+from .values import CONTAINERS, decode, decode_records, encode, encode_items, encode_records, is_iterator, mixed
 
 AMONG_ITS_OWN = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor lt le gt ge"
 """Operators whose operands are handles, and nothing of the test's."""
@@ -27,10 +28,14 @@ QUESTIONS = {
 VERDICT = 5
 MANY = 100_000
 """Maximum number of items of an iterator that a test passes."""
+REHEARSAL = False
+"""True without a solution. Only then is a task found to be unusable: a solution has no say in that."""
 
 
-def end(**what):
+def end(unusable="", **what):
     """Ends with the verdict, from any place in the code: tests may catch every exception."""
+    if unusable:
+        what = {"unusable" if REHEARSAL else "failed": unusable}
     os.write(VERDICT, json.dumps(what).encode())
     os._exit(0)
 
@@ -62,7 +67,11 @@ class Remote:
         return self._side.request("getattr", self, "__enter__")()
 
     def __exit__(self, kind, error, trace):
-        return bool(self._side.request("getattr", self, "__exit__")(None, None, None))
+        self._left(kind)
+
+    def _left(self, kind):
+        told = kind if kind is None or kind.__module__ == "builtins" else Exception
+        return bool(self._side.request("getattr", self, "__exit__")(told, None, None))
 
     def __contains__(self, value):
         if isinstance(value, Remote):
@@ -90,15 +99,44 @@ for _name in AMONG_ITS_OWN.split():
     setattr(Remote, f"__{_name}__", _among_its_own(_name + "_" * (_name in ("and", "or"))))
 
 
+class Context:
+    """A context of the solution. It may end an exception only of a block that does not use the solution: it could end those of
+    tests that fail.
+    """
+
+    def __init__(self, context, alone):
+        self.context, self.alone = context, alone
+
+    def __enter__(self):
+        return self.context.__enter__()
+
+    def __exit__(self, kind, error, trace):
+        return self.context._left(kind) and self.alone and not issubclass(kind or object, AssertionError)
+
+
+def context(value, alone):
+    return Context(value, alone) if isinstance(value, Remote) else value
+
+
 class Side:
     """The wire to the solution."""
 
     def __init__(self, calls, answers):
         self.calls, self.answers = calls, answers
+        self.turn = RLock()
+        """Held for a request: tests may call the solution in threads, one after the other."""
         self.functions, self.errors, self.remotes, self.given = [], {}, {}, {}
-        self.calls_made = 0
         self.changes = None
         """Record of changes of the tests' own values."""
+        self.classes = {}
+        """Name → class of the task whose instances are passed as values."""
+
+    def prepared(self, code):
+        """Returns the code of tests, as it runs."""
+        return code
+
+    def own_code_fails(self, error):
+        """Ends if an exception shows that the tests cannot be used."""
 
     def told(self):
         """Returns one line of the solution, or ends."""
@@ -119,8 +157,14 @@ class Side:
 
     def request(self, operation, *args, **kwargs):
         """Makes the solution's process do something. Raises its exceptions."""
-        self.calls_made += operation == "call"
-        self.send(operation, list(map(self.plain, args)), {key: self.plain(each) for key, each in kwargs.items()})
+        with self.turn:
+            return self._requested(operation, args, kwargs)
+
+    def _requested(self, operation, args, kwargs):
+        changes = self.changes if operation == "call" else None
+        sent = changes.sent if changes else lambda value: value
+        given, named = [self.plain(sent(each)) for each in args], {key: self.plain(sent(each)) for key, each in kwargs.items()}
+        self.send(operation, given, named)
         while "callback" in (answer := self.told()):
             sys.stdout.write(str(answer.get("printed", "")))
             self.called_back(answer["callback"])
@@ -129,17 +173,17 @@ class Side:
             raise self.error(answer["raised"], operation)
         try:
             value = self.rebuilt(answer["value"])
-            after = None if answer["changed"] is None else [self.rebuilt(each) for each in answer["changed"]]
+            after = None if answer["changed"] is None else [decode(each, self.arrived) for each in answer["changed"]]
         except Exception:
             end(failed="the solution's answer cannot be read")
-        if self.changes is not None and operation == "call":
-            self.changes.note(args, kwargs, after)
+        if changes:
+            changes.note((*args, *kwargs.values()), after)
         return value
 
     def error(self, told, operation):
         try:
             names, text, args = told
-            args = [text] if args is None else self.rebuilt(args)
+            args = [text] if args is None else [self.rebuilt(each) for each in args]
             error = made(names, args, self.errors)
         except Exception:
             return RuntimeError("the solution raised an exception that cannot be read")
@@ -151,16 +195,19 @@ class Side:
     def called_back(self, told):
         try:
             number, args, kwargs = told
-            function, args, kwargs = self.functions[number], self.rebuilt(args), self.rebuilt(kwargs)
+            function, args = self.functions[number], [self.rebuilt(each) for each in args]
+            kwargs = {str(name): self.rebuilt(each) for name, each in kwargs.items()}
             if not 0 <= number < len(self.functions):
                 raise IndexError
         except Exception:
             end(failed="the solution's answer cannot be read")
         try:
             result = function(*args, **kwargs)
+        except AssertionError as error:  # the solution could go on as if nothing had failed
+            end(failed=f"AssertionError: {error}"[:500], wrong=True)
         except Exception as error:
             self.errors[type(error).__name__] = type(error)
-            self.send("error", [lineage(type(error)), self.plain(list(map(str, error.args)))], {})
+            self.send("error", [lineage(type(error)), list(map(str, error.args))], {})
         except BaseException as error:
             end(failed=f"{type(error).__name__} in a function that the test passes")
         else:
@@ -169,9 +216,16 @@ class Side:
     def plain(self, value):
         return encode(value, self.sent)
 
+    def record(self, value):
+        """Returns the name of a record's class, or ``None``."""
+        name = type(value).__name__
+        return name if self.classes.get(name) is type(value) else None
+
     def sent(self, value):
         if isinstance(value, Remote):
             return {"h": value._number}
+        if self.record(value):
+            return encode_records(value, self.record, self.sent)
         if id(value) in self.given:
             return self.given[id(value)][1]
         if is_iterator(value):
@@ -193,12 +247,21 @@ class Side:
         end(unusable=f"a test passes an iterator of more than {MANY:,} items")
 
     def rebuilt(self, value):
-        return decode(value, self.arrived)
+        """Returns a value of the solution: plain as a whole, or a handle."""
+        return decode(value, self.arrived, self.arrived_within)
+
+    def arrived_within(self, key, item):
+        return decode_records(item, self.classes, mixed) if key == "o" else mixed()
 
     def arrived(self, key, item):
+        if key == "o":
+            return decode_records(item, self.classes, mixed)
         if key == "h":
             number, kind = item
             return self.remotes.setdefault(number, Remote(self, number, str(kind)))
+        if key == "v":
+            kind, items = item
+            return CONTAINERS[kind](map(self.rebuilt, items))
         if key == "e":
             names, number = item
             return self.kept(class_of(names, self.errors), {"h": number})

@@ -7,11 +7,22 @@ import json
 import operator
 import os
 import sys
-from itertools import islice
+from itertools import chain, islice
 
 from . import prelude
 from .errors import lineage, made
-from .values import CHANGEABLE, decode, encode, encode_items, is_iterator
+from .values import (
+    CHANGEABLE,
+    CONTAINERS,
+    Mixed,
+    decode,
+    decode_records,
+    encode,
+    encode_records,
+    is_iterator,
+    mixed,
+    named_tuple,
+)
 
 FEW = 1000
 """Number of items of an iterator that are sent at once; others are sent when tests ask for them."""
@@ -27,8 +38,11 @@ class Side:
     def __init__(self, calls, answers, space):
         self.calls, self.answers, self.space = calls, answers, space
         self.objects, self.numbers, self.errors = [], {}, {}
+        self.records = ()
+        """Names of classes of the task whose instances are passed as values."""
         self.operations = {
             "name": self.named,
+            "records": self.know,
             "call": lambda function, *args, **kwargs: function(*args, **kwargs),
             "more": lambda items: list(islice(items, FEW)),
             "getattr": getattr,
@@ -50,11 +64,11 @@ class Side:
             if name == "result":
                 return self.rebuilt(args[0])
             if name == "error":
-                raise made(args[0], self.rebuilt(args[1]), self.errors)
+                raise made(args[0], args[1], self.errors)
             try:
                 given, named = [self.rebuilt(each) for each in args], {key: self.rebuilt(each) for key, each in kwargs.items()}
                 value = self.plain(self.operation(name)(*given, **named))
-                after = [self.plain(each) if isinstance(each, CHANGEABLE) else None for each in (*given, *named.values())]
+                after = [self.changed(each) for each in (*given, *named.values())]
                 changed = [new if new != old else None for new, old in zip(after, (*args, *kwargs.values()))]  # noqa: B905
                 self.answer(value=value, changed=changed if any(changed) else None, printed=self.what_was_printed())
             except Exception as error:
@@ -71,8 +85,28 @@ class Side:
             return lambda *args, **kwargs: getattr(owner(), name)(*args, **kwargs)
         raise Missing(name)
 
+    def know(self, *names):
+        self.records = names
+
+    def record(self, value):
+        """Returns the name of a record's class, or ``None``."""
+        name = type(value).__name__
+        return name if name in self.records and type(value) is self.space.get(name) and hasattr(value, "__dict__") else None
+
+    def changed(self, value):
+        """Encodes what a call may have changed, with handles in it."""
+        if isinstance(value, CHANGEABLE) or self.record(value):
+            return encode(
+                value, lambda each: encode_records(each, self.record, mixed) if self.record(each) else self.handle(each)
+            )
+        return None
+
     def plain(self, value):
-        return encode(value, self.left)
+        """Encodes a value as a whole, or as a handle of it."""
+        try:
+            return encode(value, lambda each: encode_records(each, self.record, mixed) if self.record(each) else mixed())
+        except Mixed:
+            return self.left(value)
 
     def left(self, value):
         """Returns the replacement of a value without a plain form."""
@@ -83,9 +117,22 @@ class Side:
             return {"a": self.plain(asyncio.run(value))}
         if isinstance(value, type) and issubclass(value, Exception):
             return {"e": [lineage(value), self.handle(value)["h"][0]]}
+        if kind in CONTAINERS.values():
+            items = value.items() if kind is dict else value
+            return {"v": [kind.__name__, [self.plain(each) for each in items]]}
         if is_iterator(value) and id(value) not in self.numbers:
-            return encode_items(value, self.left, self.handle, FEW)
+            return self.items(value)
         return self.handle(value)
+
+    def items(self, value):
+        """Returns the first items of an iterator and a handle of those that follow, or a handle if objects are among them."""
+        first = list(islice(value, FEW + 1))
+        rest = chain(first[FEW:], value)
+        try:
+            items = [encode(item, mixed, 1) for item in first[:FEW]]
+        except Mixed:
+            return self.handle(chain(first, value))
+        return {"i": [items, self.handle(rest) if len(first) > FEW else None]}
 
     def handle(self, value):
         if id(value) not in self.numbers:
@@ -94,9 +141,11 @@ class Side:
         return {"h": [self.numbers[id(value)], type(value).__name__]}
 
     def rebuilt(self, value):
-        return decode(value, self.meant)
+        return decode(value, self.meant, named=named_tuple)
 
     def meant(self, key, item):
+        if key == "o":
+            return decode_records(item, self.space, self.meant, named_tuple)
         if key == "h":
             return self.objects[item]
         if key == "b":
@@ -108,12 +157,13 @@ class Side:
 
     def call_back(self, number, args, kwargs):
         """Calls a function of the tests: they run it, and may call the solution meanwhile."""
-        self.answer(callback=[number, self.plain(list(args)), self.plain(kwargs)], printed=self.what_was_printed())
+        args, kwargs = [self.plain(each) for each in args], {name: self.plain(each) for name, each in kwargs.items()}
+        self.answer(callback=[number, args, kwargs], printed=self.what_was_printed())
         return self.serve()
 
     def described(self, error):
         try:
-            args = self.plain(list(error.args))
+            args = [self.plain(each) for each in error.args]
         except Exception:
             args = None
         return [lineage(type(error)), str(error)[:500], args]

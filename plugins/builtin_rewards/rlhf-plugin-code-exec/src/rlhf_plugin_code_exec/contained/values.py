@@ -1,5 +1,8 @@
 """Values that are passed between a solution and its tests, as JSON. Received values are rebuilt only by the constructors named
 here, so a solution cannot send code. Everything else stays where it is, and is replaced by a handle.
+
+Plain values have nothing of the solution in them. Objects are handles, alone or in the containers of Python, whose methods are
+Python's own; a named tuple with an object in it is a handle. Instances of subclasses are passed as values of the plain type.
 """
 
 import collections
@@ -31,7 +34,44 @@ def _array(items, kind):
     return importlib.import_module("numpy").array(items, dtype=kind)
 
 
+CONTAINERS = {kind.__name__: kind for kind in (list, tuple, dict, set, frozenset, collections.deque)}
+"""Containers that are passed with handles in them: what they do themselves is Python's own."""
+
+
+class Mixed(Exception):
+    """A value without a plain form within one that has one."""
+
+
+def mixed(*_):
+    raise Mixed
+
+
+OF_PLAIN_VALUES = {name for kind in (str, bytes, int, float, complex, list, dict, set, tuple, range) for name in dir(kind)}
+
+
+class Fields(tuple):
+    """A named tuple of the solution, on the tests' side. Its fields are attributes, except under names of what plain values do."""
+
+    _name: str
+    _fields: tuple
+
+    def __new__(cls, name, fields, items):
+        value = super().__new__(cls, items)
+        if len(fields) != len(value) or not all(type(field) is str for field in (name, *fields)):
+            raise ValueError(fields)
+        readable = {f: item for f, item in zip(fields, items) if f not in OF_PLAIN_VALUES and f[:1] != "_"}  # noqa: B905
+        value.__dict__.update(readable, _name=name, _fields=tuple(fields))
+        return value
+
+    def _asdict(self):
+        return dict(zip(self._fields, self))  # noqa: B905
+
+    def __repr__(self):
+        return f"{self._name}({', '.join(f'{name}={item!r}' for name, item in zip(self._fields, self))})"  # noqa: B905
+
+
 TYPES: dict[str, tuple] = {  # name → its constructor's arguments, the constructor
+    "builtins.slice": (lambda it: [it.start, it.stop, it.step], slice),
     "builtins.range": (lambda it: [it.start, it.stop, it.step], range),
     "builtins.complex": (lambda it: [it.real, it.imag], complex),
     "builtins.bytes": (lambda it: [it.hex()], bytes.fromhex),
@@ -75,9 +115,9 @@ def encode(value, other, depth=0):
     name = f"{kind.__module__}.{kind.__name__}"
     if name in TYPES:
         return {"x": [name, inner(TYPES[name][0](value))]}
-    fields = getattr(kind, "_fields", None)
+    fields = getattr(value if kind is Fields else kind, "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, tuple):
-        return {"n": [kind.__name__, list(fields), inner(value)]}
+        return {"n": [getattr(value, "_name", "") if kind is Fields else kind.__name__, list(fields), inner(value)]}
     for plain, key in ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z")):
         if isinstance(value, plain):
             return {key: inner(value)}
@@ -100,27 +140,77 @@ def encode_items(value, other, rest, most):
     return {"i": [[encode(item, other, 1) for item in items[:most]], more]}
 
 
-def decode(value, other):
-    """Decodes JSON. ``other``: key and content of a value that has no plain form → its replacement here."""
+def decode(value, other, within=None, named=Fields):
+    """Decodes JSON.
+
+    Args:
+        other: key and content of a value that has no plain form → its replacement here.
+        within: the same for values within others; by default ``other``.
+        named: name, fields and items of a named tuple → the tuple.
+    """
     if not isinstance(value, dict):
         return value
     ((key, item),) = value.items()
+    within = within or other
+
+    def inner(each):
+        return decode(each, within, within, named)
+
     if key == "f":
         return float(item)
     if key == "d":
-        return {decode(name, other): decode(each, other) for name, each in item}
+        return {inner(name): inner(each) for name, each in item}
     if key == "x":
         name, arguments = item
-        return TYPES[name][1](*(decode(each, other) for each in arguments))
+        return TYPES[name][1](*map(inner, arguments))
     if key == "n":
         name, fields, items = item
-        return collections.namedtuple(name, fields)(*(decode(each, other) for each in items))
+        return named(name, fields, [inner(each) for each in items])
     if key == "i":
-        items = iter([decode(each, other) for each in item[0]])
+        items = iter([inner(each) for each in item[0]])
         return items if item[1] is None else other("rest", [items, item[1]])
     if key in PLAIN:
-        return PLAIN[key]([decode(each, other) for each in item])
+        return PLAIN[key]([inner(each) for each in item])
     return other(key, item)
+
+
+def named_tuple(name, fields, items):
+    return collections.namedtuple(name, fields)(*items)
+
+
+def encode_records(value, name_of, other):
+    """Encodes an instance of a class that both sides have, with all others that it leads to: a list or a tree of any size.
+
+    Args:
+        name_of: value → the name of its class, or ``None`` for other values.
+        other: returns the replacement of an attribute that has no plain form.
+    """
+    found, numbers = [value], {id(value): 0}
+
+    def inner(item):
+        if name_of(item) is None:
+            return other(item)
+        if id(item) not in numbers:
+            numbers[id(item)] = len(found)
+            found.append(item)
+        return {"r": numbers[id(item)]}
+
+    return {"o": [[name_of(each), {name: encode(item, inner, 1) for name, item in vars(each).items()}] for each in found]}
+
+
+def decode_records(items, classes, other, named=Fields):
+    """Decodes records. ``classes``: name → class, whose constructor is not called."""
+    made = [object.__new__(classes[name]) for name, _ in items]
+
+    def inner(key, item):
+        return made[item] if key == "r" else other(key, item)
+
+    for value, (_, attributes) in zip(made, items):  # noqa: B905
+        for name, item in attributes.items():
+            if name[:2] == "__":
+                raise ValueError(name)
+            object.__setattr__(value, name, decode(item, inner, inner, named))
+    return made[0]
 
 
 PLAIN = {"l": list, "t": tuple, "s": set, "z": frozenset}

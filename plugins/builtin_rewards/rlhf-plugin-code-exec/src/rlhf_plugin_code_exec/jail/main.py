@@ -24,19 +24,21 @@ NOTHING = "/dev/null"
 
 
 def functions(job: dict, place: Job, until: float) -> dict:
-    """Runs a solution in one cell, and tests in another that calls it; the verdict comes from the tests' cell."""
+    """Runs a solution in one cell, and tests in another that calls it; the verdict comes from the tests' cell. Tests that are
+    rehearsed have no solution.
+    """
     calls, answers, verdict = os.pipe(), os.pipe(), os.pipe()
     nothing = os.open(NOTHING, os.O_RDWR)
     one, other = user_of(job, 0), user_of(job, 0 if job["shares_files"] else 1)
     tests = place.file("tests", job["tests"], one)
-    code = place.file("solution.py", job["code"].encode("utf-8", "replace"), other)
     judge_ends = {0: tests, 1: nothing, 2: nothing, 3: calls[1], 4: answers[0], 5: verdict[1]}
-    solution_ends = {0: code, 1: nothing, 2: nothing, 3: calls[0], 4: answers[1]}
-    cells = [
-        _cell(job, place, "judge", one, "tests_work", judge_ends),
-        _cell(job, place, "solution", other, "tests_work" if job["shares_files"] else "work", solution_ends),
-    ]
-    for end in (*calls, *answers, verdict[1], nothing, tests, code):
+    cells = [_cell(job, place, "judge", one, "tests_work", judge_ends)]
+    if "code" in job:
+        code = place.file("solution.py", job["code"].encode("utf-8", "replace"), other)
+        solution_ends = {0: code, 1: nothing, 2: nothing, 3: calls[0], 4: answers[1]}
+        cells.append(_cell(job, place, "solution", other, "tests_work" if job["shares_files"] else "work", solution_ends))
+        os.close(code)
+    for end in (*calls, *answers, verdict[1], nothing, tests):
         os.close(end)
     return _watched(job, cells, {"verdict": verdict[0]}, until)
 
