@@ -27,6 +27,11 @@ SLOW = {
         "sequence parallelism on Ray; what is refused at every change",
     ),
     "tests/distributed/ray/test_nodes.py": ("", "clusters of several machines, and machines that are lost"),
+    "tests/distributed/ray/test_growing.py": ("", "clusters to which machines with GPUs are added"),
+    "plugins/builtin_commands/rlhf-translate/tests/test_verl_parts.py": (
+        r"schedules_of_every_backend\[(?!optim=(megatron|automodel))|with_its_reason\[(?!optim.num)",
+        "schedules of verl's five backends; of two of them at every change",
+    ),
     "tests/distributed/ray/test_run.py": (
         "",
         "runs on Ray that resume, or that end early; test_whole_stack trains there at every change",

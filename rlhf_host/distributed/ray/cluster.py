@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.distributed.ray.leftovers import PREFIX, end_leftovers
-from rlhf_host.distributed.ray.placement import Node, Place
+from rlhf_host.distributed.ray.placement import Node, Place, asked, shortage
 from rlhf_host.distributed.ray.plugin import Ray
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.scratch import Scratch
 
+log = logging.getLogger(__name__)
+
+_SOON_S = 2.0
+"""Seconds after which a wait for devices is announced."""
 SOCKET_ROOM = 107 - len("/session_2000-01-01_00-00-00_000000_0000000/sockets/plasma_store")
 """Longest path of a temporary directory: Ray puts Unix sockets below it, and their names may have 107 bytes."""
 
@@ -111,6 +116,13 @@ class RayCluster:
         ]
         return sorted(nodes, key=lambda node: node.name)
 
+    def _has(self) -> str:
+        """Returns the devices of the machines alive, for messages."""
+        nodes = self.nodes()
+        counts = {"GPU": sum(node.gpu for node in nodes), "CPU": sum(node.cpu for node in nodes), "machine": len(nodes)}
+        gpus, cpus, machines = (f"{count} {unit}{'s' * (count != 1)}" for unit, count in counts.items())
+        return f"{gpus} and {cpus} on {machines}"
+
     def cpus(self) -> dict[str, int]:
         """Returns the CPUs of each machine alive, by Ray's id of it."""
         import ray
@@ -118,10 +130,11 @@ class RayCluster:
         return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]}
 
     def reserve(self, places: Sequence[Place]) -> list[Any]:
-        """Returns a placement group for every place.
+        """Returns a placement group for every place. It is made before anything is counted: where a cluster grows, this is what
+        its autoscaler answers.
 
         Raises:
-            UserError: the devices are not free within ``ray.wait_s``.
+            UserError: the devices are not there and free within ``ray.wait_s``.
         """
         import ray
         from ray.util.placement_group import placement_group
@@ -131,14 +144,28 @@ class RayCluster:
             bundles = [dict.fromkeys(units, float(size)) for size in place.bundles]
             self._groups.append(placement_group(bundles, strategy=place.strategy, name=f"rlhf {place.name}"))
         waiting = [group.ready() for group in self._groups]
-        _, late = ray.wait(waiting, num_returns=len(waiting), timeout=self.settings.wait_s)
+        _, late = ray.wait(waiting, num_returns=len(waiting), timeout=min(_SOON_S, self.settings.wait_s))
+        if late and self.settings.wait_s > _SOON_S:
+            log.warning(
+                "waiting up to %g s (--ray.wait-s) for devices: the cluster, with its autoscaler if it has one, is asked for %s;"
+                " now it has %s",
+                *(self.settings.wait_s, asked(places), self._has()),
+            )
+            _, late = ray.wait(late, num_returns=len(late), timeout=self.settings.wait_s - _SOON_S)
         if late:
             lacking = ", ".join(place.name for place, ref in zip(places, waiting, strict=True) if ref in late)
+            why = shortage(
+                places, self.nodes(), remedy="join a larger cluster, or set --ray.wait-s higher if machines join later"
+            )
             free = {unit: int(count) for unit, count in ray.available_resources().items() if unit in ("CPU", "GPU")}
             rest = ", ".join(f"{count} {unit}s" for unit, count in sorted(free.items())) or "nothing"
+            why = why or (
+                f"{rest} are free; other work holds the rest, or the pieces do not fit on the machines together: wait, set"
+                " --ray.wait-s higher, or ask for less"
+            )
             raise UserError(
-                f"the devices for {lacking} were not free within {self.settings.wait_s:g} s ({rest} free; other work holds the"
-                " rest, or the pieces do not fit on the machines together): wait, set --ray.wait-s higher, or ask for less"
+                f"the devices for {lacking} were not there within {self.settings.wait_s:g} s (--ray.wait-s), for which the"
+                f" cluster was asked for {asked(places)}: {why}"
             )
         return list(self._groups)
 

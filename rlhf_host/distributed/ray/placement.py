@@ -67,6 +67,12 @@ class Place:
         return "+".join((*self.roles, *((ROLLOUT,) if self.rollout else ())))
 
     @property
+    def size(self) -> str:
+        """Its devices as a placement names them: ``4``, or ``2x4`` for 4 on each of 2 nodes."""
+        apart = self.strategy == "STRICT_SPREAD" and len(self.bundles) > 1
+        return f"{len(self.bundles)}x{self.bundles[0]}" if apart else f"{self.devices}"
+
+    @property
     def shared(self) -> bool:
         """True if workers and engines are on the same devices."""
         return self.rollout and bool(self.roles)
@@ -137,14 +143,20 @@ def _parse_block(text: str) -> Block:
 
 
 def plan_placement(
-    blocks: Sequence[Block], roles: Sequence[str], *, per_engine: int | None = 1, default_kind: Kind = "cpu"
+    blocks: Sequence[Block],
+    roles: Sequence[str],
+    *,
+    per_engine: int | None = 1,
+    devices: Mapping[str, str] | None = None,
+    default_kind: Kind = "cpu",
 ) -> list[Place]:
     """Returns where every role of a run is placed. A role in no block is placed with the actor, or on one device of its own.
 
     Args:
         roles: roles that the run needs, without the rollout.
         per_engine: devices of one engine (tensor × pipeline parallel); ``None``: nothing is sampled.
-        default_kind: kind of device for blocks that name none.
+        devices: the option ``device`` of each role. It is the kind of blocks that name none, and the actor's that of engines.
+        default_kind: kind of device where nothing says one.
 
     Raises:
         UserError: unknown or unneeded roles, or devices that cannot be divided evenly among engines.
@@ -167,7 +179,22 @@ def plan_placement(
     if left and home is None:
         whole.insert(0, Block(left, per_engine if per_engine and ROLLOUT in left else 1))
         left = ()
-    return [_place(block, left if block is home else (), wanted, per_engine or 1, default_kind) for block in whole]
+    said = {role: kind for role, device in (devices or {}).items() if (kind := kind_of(device)) is not None}
+
+    def kind_there(block: Block) -> Kind:
+        return next((said[role] for role in (*block.roles, "actor") if role in said), default_kind)
+
+    return [_place(block, left if block is home else (), wanted, per_engine or 1, kind_there(block)) for block in whole]
+
+
+def kind_of(device: str) -> Kind | None:
+    """Returns the kind of device that a role's option ``device`` says; ``None`` for ``auto``."""
+    return None if device == "auto" else "gpu" if device.startswith("cuda") else "cpu"
+
+
+def unsaid(as_cpu: Sequence[Place], as_gpu: Sequence[Place]) -> list[Place]:
+    """Returns the places whose kind of device nothing says: those that differ between two plans with other default kinds."""
+    return [gpu for cpu, gpu in zip(as_cpu, as_gpu, strict=True) if cpu.kind != gpu.kind]
 
 
 def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engine: int, default_kind: Kind) -> Place:
@@ -263,6 +290,17 @@ def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> 
                 f" ({held}): ask for less, or {remedy}"
             )
     return None
+
+
+def asked(places: Sequence[Place]) -> str:
+    """Returns what a cluster is asked for: ``2 × 1 GPU with 1 CPU (actor+rollout, PACK)``."""
+    parts = []
+    for place in places:
+        size = max(place.bundles)
+        units = f"{size} {'CPU' if place.kind == 'cpu' else 'GPU'}{'s' * (size > 1)}"
+        units += f" with {size} CPU{'s' * (size > 1)}" if place.kind == "gpu" else ""
+        parts.append(f"{len(place.bundles)} × {units} ({place.name}, {place.strategy})")
+    return " and ".join(parts)
 
 
 def rank_order(nodes: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[int]:

@@ -53,7 +53,7 @@ class Ray:
             description="Ray's runtime_env of all workers and engines: env_vars, pip, working_dir; the value ${NAME} is taken"
             " from this process's environment and not written down",
         )
-        wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use")
+        wait_s: float = Field(60.0, gt=0, description="longest wait for devices that are in use, or that a cluster adds")
         stall_s: float = Field(
             300.0, gt=0, description="longest time a process may take to answer that it lives; after that it is ended"
         )
@@ -115,7 +115,8 @@ def _placement(start: RuntimeStart, default_kind: Kind = "cpu") -> list[Place]:
     roles = [need.name for need in start.needs.roles]
     per_engine = None if start.engine is None else start.engine.build().traits.devices
     blocks = parse_placement(start.placement)
-    places = plan_placement(blocks, roles, per_engine=per_engine, default_kind=default_kind)
+    devices = {name: role.device for name, role in start.roles.items()}
+    places = plan_placement(blocks, roles, per_engine=per_engine, devices=devices, default_kind=default_kind)
     for place in places:
         shards_of(place, start)
     refuse_apart(places, start.needs)

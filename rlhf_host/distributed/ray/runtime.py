@@ -26,6 +26,7 @@ from rlhf_host.distributed.ray.placement import (
     refuse_apart,
     shards_of,
     shortage,
+    unsaid,
 )
 from rlhf_host.distributed.ray.plugin import Ray, passed_on
 from rlhf_host.distributed.ray.setups import EngineSetup, RemoteRoles
@@ -60,9 +61,10 @@ class RayRuntime:
         self._engine_traits: EngineTraits | None = None if start.engine is None else start.engine.build().traits
         per_engine = None if self._engine_traits is None else self._engine_traits.devices
         roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
+        devices = {name: role.device for name, role in start.roles.items()}
 
         def plan(kind: Kind = "cpu") -> list[Place]:
-            return plan_placement(blocks, roles, per_engine=per_engine, default_kind=kind)
+            return plan_placement(blocks, roles, per_engine=per_engine, devices=devices, default_kind=kind)
 
         # What is wrong in itself is said before Ray starts.
         for place in plan():
@@ -73,14 +75,27 @@ class RayRuntime:
         try:
             nodes = self.cluster.nodes()
             kind: Kind = "gpu" if any(node.gpu for node in nodes) else "cpu"
+            if kind == "cpu" and not self.cluster.is_own:
+                self._refuse_to_guess(unsaid(plan("cpu"), plan("gpu")))
             places = plan(kind)
-            remedy = "set --ray.num-cpus to count more" if self.cluster.is_own and kind == "cpu" else "join a larger cluster"
-            if (problem := shortage(places, nodes, remedy=remedy)) is not None:
-                raise UserError(problem)
+            if self.cluster.is_own:  # of this machine alone, which does not grow
+                remedy = "set --ray.num-cpus to count more" if kind == "cpu" else "join a larger cluster"
+                if (problem := shortage(places, nodes, remedy=remedy)) is not None:
+                    raise UserError(problem)
             self._start(start, places, self.cluster.reserve(places))
         except BaseException:
             self.cluster.stop()
             raise
+
+    def _refuse_to_guess(self, places: Sequence[Place]) -> None:
+        """Raises ``UserError`` if a run might be meant for GPUs that join the cluster later, and for CPUs as well."""
+        if places:
+            flags = (" ".join(f"--placement {place.name}={place.size}:{kind}" for place in places) for kind in ("gpu", "cpu"))
+            gpus, cpus = flags
+            raise UserError(
+                f"the Ray cluster {self._options.address} has no GPU now, and nothing says whether this run waits for some:"
+                f" {gpus} waits (up to --ray.wait-s), and {cpus}, or --actor.device cpu, computes on CPUs"
+            )
 
     def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any]) -> None:
         engine_setup = None if start.engine is None else EngineSetup.of(start)

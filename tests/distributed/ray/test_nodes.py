@@ -221,6 +221,7 @@ def ppo(rlhf, machines: Machines, models: tuple[Path, Path], prompts: Path, dire
         "reward.reward_model.template": "same_tokens",
         "kl.coef": "0.01",
         "actor.model": policy,
+        "actor.device": "cpu",
         "actor.lr": "1e-3",
         "data": prompts,
         "train.batch-size": "4",

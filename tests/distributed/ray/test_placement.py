@@ -5,6 +5,7 @@ import pytest
 from rlhf_host.distributed.ray.placement import (
     Block,
     Node,
+    asked,
     cpu_shares,
     describe,
     parse_placement,
@@ -12,6 +13,7 @@ from rlhf_host.distributed.ray.placement import (
     rank_order,
     refuse_apart,
     shortage,
+    unsaid,
 )
 from rlhf_host.errors import UserError
 from rlhf_host.records.needs import Needs, Output
@@ -124,6 +126,36 @@ def test_roles_that_nobody_knows_or_needs_are_refused():
 def test_the_kind_of_devices_is_the_cluster_s_unless_said():
     actor, critic = plan("actor=1", "critic=1:cpu", default_kind="gpu")
     assert (actor.kind, critic.kind) == ("gpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "kinds"),
+    [
+        (["actor=1", "rollout=1"], {"actor": "cuda"}, ("gpu", "gpu")),  # engines follow the actor
+        (["actor=1", "rollout=1:cpu"], {"actor": "cuda:0"}, ("gpu", "cpu")),
+        (["actor=1", "critic=1"], {"actor": "cuda", "critic": "cpu"}, ("gpu", "cpu")),
+        (["actor=1:gpu", "critic=1"], {"actor": "cpu"}, ("gpu", "cpu")),
+        ([], {"actor": "cpu"}, ("cpu",)),
+    ],
+)
+def test_the_kind_is_what_the_placement_or_the_role_says(text, devices, kinds):
+    plans = [
+        plan_placement(parse_placement(text), ["actor", "critic"], devices=devices, default_kind=kind)
+        for kind in ("cpu", "gpu")
+    ]
+    assert [tuple(place.kind for place in places) for places in plans] == [kinds, kinds]
+    assert unsaid(*plans) == []
+
+
+def test_places_whose_kind_nobody_says():
+    as_cpu, as_gpu = plan("actor=1", "critic=1:cpu"), plan("actor=1", "critic=1:cpu", default_kind="gpu")
+    assert [place.name for place in unsaid(as_cpu, as_gpu)] == ["actor+reference+rollout"]
+
+
+def test_what_a_cluster_is_asked_for_in_words():
+    places = plan("actor+reference+critic=2x4:gpu", "rollout=2:cpu")
+    assert asked(places) == "2 × 4 GPUs with 4 CPUs (actor+reference+critic, STRICT_SPREAD) and 2 × 1 CPU (rollout, PACK)"
+    assert [place.size for place in places] == ["2x4", "2"]
 
 
 # --- what a cluster can hold --------------------------------------------------------------------
