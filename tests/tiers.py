@@ -215,6 +215,10 @@ SLOW = {
         "solutions_are_right|commands_of_the_image",
         "published tasks, solved whole",
     ),
+    "plugins/builtin_agents/rlhf-plugin-shell/tests/test_tools.py": (
+        "all_tools_work",
+        "forty tools in a shell; five at every change",
+    ),
     "plugins/builtin_agents/rlhf-plugin-openai-agent/tests/test_openai_agent.py": (
         "holds_the_pipes",
         "programs that end and leave their pipes open",

@@ -208,8 +208,10 @@ def test_a_policy_that_cheats_gets_nothing_and_its_episode_is_judged(name, play,
 
 
 def test_tests_see_nothing_of_the_policy_but_its_files(play, place):
-    tests = 'test -z "$X$BASH_ENV" && test "$(type -t sort)" = file && test "$PWD" = "$HOME" && test -e mine'
-    played = play(task(tests=tests), [call("cd /tmp; export X=1; sort() { true; }; export -f sort; touch ~/mine"), "x"])
+    tests = 'test -z "$X$BASH_ENV" && test "$(type -t sort)" = file && test -z "$(ls -A ~ $TMPDIR | grep -v :)" && test -e mine'
+    played = play(
+        task(tests=tests), [call("cd $TMPDIR; touch x; export X=1; sort() { true; }; export -f sort; touch ~/mine"), "x"]
+    )
     assert played.reward == 1.0
 
 

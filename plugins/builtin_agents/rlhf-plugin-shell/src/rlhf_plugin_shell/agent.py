@@ -57,7 +57,7 @@ class ShellAgent:
         tests_timeout_s: float = Field(60.0, gt=0, description="deadline for the row's tests, in seconds")
         max_output_chars: int = Field(4000, ge=10, description="longest output shown; of longer ones, head and tail are kept")
         cpu_s: int = Field(60, ge=1, description="processor time of each process of a command, in seconds")
-        memory_mb: int = Field(1024, ge=64, description="memory of a command, and address space of each of its processes")
+        memory_mb: int = Field(1024, ge=64, description="memory of a command, and of each of its processes")
         processes: int = Field(32, ge=2, description="processes that a command may have; threads: 64")
         files: int = Field(1000, ge=1, le=100_000, description="files and folders that a shell may have")
         file_mb: int = Field(64, ge=1, description="largest file")
@@ -112,7 +112,7 @@ class ShellAgent:
         try:
             work = work_of(task)
         except (ValueError, OSError) as error:
-            return str(error)
+            return " ".join(str(error).split())
         places = {str(above) for name in work.files for above in PurePosixPath(name).parents} - {"."}
         if (count := len(work.files) + len(places)) > self.options.files:
             return f"it has {count} files and folders, and agent.files allows {self.options.files}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import marshal
 import os
 import shutil
@@ -15,13 +16,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlhf_host import Scratch
-from rlhf_plugin_code_exec.interpreters import interpreter_at, is_within
+from rlhf_plugin_code_exec.interpreters import CONTAINED, interpreter_at, is_within
 from rlhf_plugin_code_exec.runner import GRACE_S, JAIL, JailFailed, Level, Limits, _stop
 
 LONGEST_COMMAND = 100_000
 """Bytes of a command, because Linux allows few more for an argument."""
 HOMES = ("/work", "/workspace", "/shell-work")
-ALSO_READABLE = ("/etc/alternatives", "/dev/zero")
+ALSO_READABLE = (
+    *("/etc/alternatives", "/etc/ssl/openssl.cnf", "/etc/localtime", "/etc/magic", "/etc/mime.types", "/dev/zero"),
+    *sorted(glob.glob("/etc/java-*-openjdk")),
+)
+"""Settings of programs, the same for all users."""
+PYTHON = "python"
+"""Folder of modules that interpreters find, where there is no file system of its own."""
+MODULES = {"sitecustomize.py": "shell_start", "rlhf_semaphores.py": "semaphores"}
 Why = Literal["ended", "late", "output", "memory", "disk", "files"]
 
 
@@ -92,6 +100,7 @@ class Shell:
         self._process: asyncio.subprocess.Process | None = None
         self._scratch: Scratch | None = None
         self._turn = asyncio.Lock()
+        self._modules: dict[str, str] = {}
 
     async def open(self) -> None:
         """Starts it. Raises ``JailFailed``."""
@@ -121,6 +130,10 @@ class Shell:
         readable = [*interpreter.readable, *filter(os.path.exists, ALSO_READABLE)]
         job = {"shell": True, "work": self.work, "bash": bash, "level": self.level, "parent": os.getpid(), "readable": readable}
         await self._ask({**job, "limits": self.limits.plain, "folder": str(self._scratch.path)}, GRACE_S)
+        if not self.work:
+            texts = {name: File((CONTAINED / f"{module}.py").read_bytes()) for name, module in MODULES.items()}
+            await self.put(texts, PYTHON)
+            self._modules = {"PYTHONPATH": str(self._scratch.path / PYTHON)}
 
     async def put(self, files: Mapping[str, File], into: str = "work") -> None:
         """Makes files. Raises ``JailFailed``, also for a file that exists, and ``ValueError`` for a name that leaves the folder.
@@ -166,8 +179,9 @@ class Shell:
         encoded = command.encode("utf-8", "replace")
         if len(encoded) > LONGEST_COMMAND or b"\0" in encoded:
             raise ValueError(f"a command has at most {LONGEST_COMMAND} bytes, and no zero byte")
-        request = {"do": "run", "command": encoded.decode(), "seconds": seconds, "fresh": fresh, "sees": list(sees)}
-        told = await self._ask({**request, "variables": dict(variables or {})}, seconds + GRACE_S)
+        request = {"do": "run", "command": encoded.decode(), "seconds": seconds, "fresh": fresh}
+        request["sees"] = [*sees, *([PYTHON] if self._modules else [])]
+        told = await self._ask({**request, "variables": {**self._modules, **(variables or {})}}, seconds + GRACE_S)
         code = told["code"] if told["why"] == "ended" else None
         return Ran(told["why"], code, told["output"].decode("utf-8", "replace"), told["s"], told["lost"])
 

@@ -10,7 +10,7 @@ from _socket import AF_UNIX, CMSG_LEN, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, sock
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from . import filter, landlock, roots
+from . import filter, landlock, leftovers, roots
 from .kernel import (
     NEWIPC,
     NEWNET,
@@ -30,6 +30,8 @@ no numbers above 65535.
 """
 STATUS = 60
 """Descriptor on which a cell reports that it could not be set up, or sends the other end of its filter; closed in its program."""
+RESERVED = 64 << 30
+"""Bytes of addresses that a shell's programs have beyond their memory: ``node`` and ``java`` reserve many and use few."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"}
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
 
@@ -43,12 +45,16 @@ class Start:
         variables: its environment variables, beside the usual ones.
         root: an empty folder, for a file system of its own.
         binds: path in this file system → folder, and True if it may write there; without any it has the usual paths.
+        clean: a folder from which settings that others left are removed before.
+        closed: folders into which none of its links may lead.
     """
 
     folder: str
     variables: dict
     root: str = ""
     binds: dict = field(default_factory=dict)
+    clean: str = ""
+    closed: list = field(default_factory=list)
 
     @property
     def writable(self) -> list:
@@ -98,14 +104,18 @@ class Cell:
                 free = list(os.sched_getaffinity(0))
                 os.sched_setaffinity(0, [free[(jail + each) % len(free)] for each in range(job["limits"]["cpus"])])
                 os.chdir(start.folder)
+                if start.clean:
+                    leftovers.put_away(start.clean, [os.path.realpath(each) for each in start.closed])
                 variables = start.variables
             if job["level"] != "none":
                 own_paths = start.writable if start else []
                 landlock.restrict([*job["readable"], *places[1:]], [places[0], "/dev/null", *own_paths])
                 own_signals = job["level"] == "A" or landlock.version() >= 6
-                allowed = filter.Rules(own_signals)
+                users = os.getuid(), os.getgid()
+                allowed = filter.Rules(own_signals, users=users)
                 if start:
-                    allowed = filter.Rules(own_signals, own, own and bool(own_paths), not counted, asks_files=False)
+                    own_root = bool(own_paths)
+                    allowed = filter.Rules(own_signals, own, own and own_root, own_root, not counted, False, users)
                 asking = filter.install(allowed)
                 theirs.sendmsg([b"."], [(SOL_SOCKET, SCM_RIGHTS, struct.pack("i", asking))])
             os.execve(argv[0], argv, {**ENVIRONMENT, **ONE_THREAD, **variables})
@@ -162,8 +172,9 @@ def _enter(job: dict, user: int, jail: int, start: "Start | None", counted: bool
         if start and start.binds:
             roots.enter(start.root, job["readable"], {inside: outside for inside, (outside, _) in start.binds.items()})
     limits = job["limits"]
+    space = limits["memory"] + (RESERVED if start else 0)
     for name, value in (
-        ("AS", limits["memory"]),
+        *(("AS", space), ("DATA", limits["memory"])),
         ("CPU", limits["cpu_s"]),
         ("FSIZE", limits["file"]),
         ("NOFILE", 64),

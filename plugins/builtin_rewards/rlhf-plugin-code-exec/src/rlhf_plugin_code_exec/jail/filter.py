@@ -31,16 +31,20 @@ class Rules:
         own_signals: signals are kept inside.
         own_modes: the user owns no files outside, so modes may be changed.
         own_times: there are no files outside, either, that all may write: their times could be changed.
+        own_sockets: there are no sockets of others, so those with paths may be used.
         asks_forks: new processes and threads are counted call by call; otherwise the kernel limits them for the user.
         asks_files: so are made and removed files, and shared memory; otherwise others look at them from time to time. A call
             that asks may fail with ``EINTR`` when a child ends, which some shells do not expect.
+        users: the user and the group, which may be chosen.
     """
 
     own_signals: bool
     own_modes: bool = False
     own_times: bool = False
+    own_sockets: bool = False
     asks_forks: bool = True
     asks_files: bool = True
+    users: tuple[int, ...] = ()
 
 
 def install(allowed: Rules) -> int:
@@ -70,6 +74,14 @@ def program(machine: str, allowed: Rules) -> list[tuple[int, int, int, int]]:
     else:
         steps += rules(syscalls.MODES + syscalls.MODES_AT, _fails(0))
     steps += rules(syscalls.TIMES, _answer(ALLOW) if allowed.own_times else _fails(0)) + rules(syscalls.LOCKS, _fails(0))
+    for count, calls in enumerate(syscalls.USERS, 1):
+        same = [
+            step for place in range(count) for step in (_argument(place), *_unless_among(allowed.users, _fails(errno.EPERM)))
+        ]
+        steps += rules(calls, *same, _answer(ALLOW))
+    if allowed.own_sockets:
+        steps += rules(syscalls.SOCKETS, _answer(ALLOW)) + rules(syscalls.SETSOCKOPT, _fails(0))
+        steps += rules(syscalls.SOCKET, *_stream(), _answer(ALLOW))
     steps += rules(syscalls.UNSUPPORTED, _fails(syscalls.NOT_SUPPORTED))
     steps += rules(syscalls.OPEN, *_opening(1, make)) + rules(syscalls.OPENAT, *_opening(2, make))
     steps += rules(syscalls.CLONE, _argument(0), *_if_any_bit(NAMESPACES, _fails(errno.EPERM)), fork)
@@ -79,12 +91,7 @@ def program(machine: str, allowed: Rules) -> list[tuple[int, int, int, int]]:
         *_if_among([MAP_SHARED | MAP_ANONYMOUS], make),
         _answer(ALLOW),
     )
-    steps += rules(
-        syscalls.SOCKETPAIR,
-        *(_argument(0), (JUMP_EQUAL, 1, 0, AF_UNIX), _fails(errno.EPERM)),
-        *(_argument(1), (AND, 0, 0, SOCK_TYPES), (JUMP_EQUAL, 1, 0, SOCK_STREAM), _fails(errno.EPERM)),  # others send to paths
-        _answer(ALLOW),
-    )
+    steps += rules(syscalls.SOCKETPAIR, *_stream(), _answer(ALLOW))
     steps += rules(syscalls.PRLIMIT, _argument(0), *_if_among([0], _answer(ALLOW)), _fails(errno.EPERM))
     steps += rules(syscalls.PRCTL, _argument(0), *_if_among(syscalls.PRCTL_ALLOWED, _answer(ALLOW)), _fails(errno.EPERM))
     steps += rules(
@@ -114,6 +121,15 @@ def _opening(place: int, make) -> list:
     ]
 
 
+def _stream() -> list:
+    """Refuses sockets of other families and types: those could send to paths."""
+    refused = _fails(errno.EPERM)
+    return [
+        *(_argument(0), (JUMP_EQUAL, 1, 0, AF_UNIX), refused),
+        *(_argument(1), (AND, 0, 0, SOCK_TYPES), (JUMP_EQUAL, 1, 0, SOCK_STREAM), refused),
+    ]
+
+
 def _argument_at(offset: int) -> tuple[int, int, int, int]:
     return (LOAD, 0, 0, offset)
 
@@ -137,6 +153,12 @@ def _if_any_bit(bits: int, step) -> list:
 
 def _if_among(values, step) -> list:
     return [each for value in values for each in ((JUMP_EQUAL, 0, 1, value), step)]
+
+
+def _unless_among(values, step) -> list:
+    """Takes a step unless the argument is one of the values, or -1, which stands for no change."""
+    among = [*values, 0xFFFFFFFF]
+    return [*((JUMP_EQUAL, len(among) - place, 0, value) for place, value in enumerate(among)), step]
 
 
 class Asked:

@@ -5,6 +5,8 @@ import os
 from .kernel import MS_BIND, MS_PRIVATE, MS_REC, mount
 
 ALSO = ("/dev", "/proc")
+MEMORY = "/dev/shm"
+"""Folder of semaphores and shared memory: one of its own may take its place."""
 
 
 def enter(root: str, readable: list[str], binds: dict[str, str]) -> None:
@@ -28,14 +30,14 @@ def enter(root: str, readable: list[str], binds: dict[str, str]) -> None:
         elif os.path.exists(path):
             _bind(path, root + path)
     for inside, outside in sorted(binds.items()):
-        _bind(outside, root + inside)
+        _bind(outside, root + inside, inside == MEMORY)
     os.chroot(root)
     os.chdir("/")
 
 
-def _bind(source: str, target: str) -> None:
+def _bind(source: str, target: str, over: bool = False) -> None:
     if os.path.isdir(source):
-        os.makedirs(target)
+        os.makedirs(target, exist_ok=over)
     else:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     mount(source, target, None, MS_BIND | MS_REC)

@@ -14,10 +14,12 @@ from contextlib import suppress
 
 from .cell import Cell, Start, user_of
 from .folders import Job, entries, used
+from .roots import MEMORY
 from .watch import Watch
 
 SPACE, WORK, TEMPORARY, LOGS, ROOT = "space", "work", "tmp", "logs", "root"
-"""Names of folders. The first has the next three."""
+HOME, SHARED = "empty-home", "shm"
+"""Names of folders. The first has all but the root."""
 START_S = 10.0
 """Seconds for a command's process to be set up, which do not count."""
 STATE_END = 58
@@ -37,9 +39,14 @@ COMMAND = "; ".join(
     )
 )
 """Runs ``$1`` in the state ``$2``; in one line, so that messages of ``bash`` count the command's own lines."""
-VARIABLES = {"GIT_CONFIG_NOSYSTEM": "1"}
-FRESH = {"PYTHONNOUSERSITE": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
-"""Variables of a fresh command: files in the home folder, which others left, start no code in it."""
+VARIABLES = {"GIT_CONFIG_NOSYSTEM": "1", "USER": "user", "LOGNAME": "user"}
+GIT = {"core.hooksPath": "/dev/null", "core.fsmonitor": "false", "core.attributesFile": "/dev/null"}
+FRESH = dict(
+    [("GIT_CONFIG_COUNT", str(len(GIT))), ("GIT_NO_REPLACE_OBJECTS", "1")]
+    + [(f"GIT_CONFIG_KEY_{number}", key) for number, key in enumerate(GIT)]
+    + [(f"GIT_CONFIG_VALUE_{number}", value) for number, value in enumerate(GIT.values())]
+)
+"""Variables of a fresh command: hooks of repositories, which others left, do not run in it."""
 
 
 class Shell:
@@ -57,6 +64,7 @@ class Shell:
         self.work = job["work"]
         self.space = place.folder(SPACE, self.user)
         self.folders = [SPACE]
+        self.kept = (WORK, TEMPORARY, *([SHARED] if self.work and os.path.isdir(MEMORY) else []))
         self._restore()
         if self.work:
             os.mkdir(ROOT, 0o755, dir_fd=place.fd)
@@ -80,8 +88,7 @@ class Shell:
 
     def logs(self, request: dict) -> dict:
         """Makes an empty folder for what tests report, whatever commands left at its place."""
-        self._put_away(LOGS)
-        self._folder(self.space, LOGS)
+        self._renew(LOGS)
         logs = self._open(self.space, LOGS)
         for name in request["folders"]:
             self._folder(logs, name)
@@ -106,18 +113,25 @@ class Shell:
                 os.close(each)
 
     def run(self, request: dict) -> dict:
-        """Runs a command. ``fresh``: it has nothing of earlier commands but their files, and leaves nothing but files."""
+        """Runs a command. ``fresh``: it has nothing of earlier commands but files in the working folder, without settings, and
+        leaves nothing but files.
+        """
         self._restore()
         limits, why = self._limits()
         if why:
             return {"why": why, "code": None, "output": b"", "s": 0.0, "lost": False}
         fresh = request["fresh"]
+        for name in (HOME, *self.kept[1:]) if fresh else ():
+            self._renew(name)
         told, state, nothing = os.pipe(), os.pipe(), os.open("/dev/null", os.O_RDWR)
         for end in (told[1], state[1]):
             os.fchown(end, self.user, -1)  # a command may open /dev/stdout
         binds, folder, variables = self._places(request)
         always = {**VARIABLES, **FRESH} if fresh else VARIABLES
         start = Start(folder, {**always, **variables, **request["variables"]}, os.path.join(self.place.path, ROOT), binds)
+        if fresh:
+            start.clean = folder if self.work else os.path.join(self.place.path, SPACE)
+            start.closed = [variables[name] for name in ("HOME", *(f"{each.upper()}_DIR" for each in request["sees"]))]
         text = "" if fresh else self.state.decode("utf-8", "surrogateescape")
         argv = [self.job["bash"], "--norc", "--noprofile", "-c", COMMAND, "bash", request["command"], text]
         given = [self._open(self.place.fd, name) for name in self.folders[1:] if name in request["sees"]]
@@ -156,16 +170,17 @@ class Shell:
     def _places(self, request: dict) -> tuple[dict, str, dict]:
         """Returns folders at paths of its own, the path where a command starts, and variables with paths."""
         space = os.path.join(self.place.path, SPACE)
-        inside = {name: os.path.join(space, name) for name in (WORK, TEMPORARY, LOGS)}
+        own = (*self.kept, LOGS, HOME)
+        inside = {name: os.path.join(space, name) for name in own}
         inside |= {name: os.path.join(self.place.path, name) for name in self.folders[1:]}
         binds = {}
         if self.work:
-            shown = [WORK, TEMPORARY, *([LOGS] if LOGS in request["sees"] else [])]
+            shown = [*self.kept, *([HOME] if request["fresh"] else []), *([LOGS] if LOGS in request["sees"] else [])]
             shown += [name for name in self.folders[1:] if name in request["sees"]]
-            paths = {name: self.work if name == WORK else f"/{name}" for name in shown}
-            binds = {paths[name]: (inside[name], name in (WORK, TEMPORARY, LOGS)) for name in shown}
+            paths = {name: {WORK: self.work, SHARED: MEMORY}.get(name, f"/{name}") for name in shown}
+            binds = {paths[name]: (inside[name], name in own) for name in shown}
             inside |= paths
-        variables = {"HOME": inside[WORK], "TMPDIR": inside[TEMPORARY]}
+        variables = {"HOME": inside[HOME if request["fresh"] else WORK], "TMPDIR": inside[TEMPORARY]}
         for name in request["sees"]:
             variables[f"{name.upper()}_DIR"] = inside[name]
         return binds, inside[WORK], variables
@@ -173,19 +188,20 @@ class Shell:
     def _restore(self) -> None:
         """Makes folders that commands cannot do without, if they are not there or closed: a command may have done that."""
         os.fchmod(self.space, 0o700)
-        for name in (WORK, TEMPORARY):
+        for name in self.kept:
             try:
                 place = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.space)
             except OSError:
-                self._put_away(name)
-                self._folder(self.space, name)
+                self._renew(name)
             else:
                 os.chmod(f"/proc/self/fd/{place}", 0o700)
                 os.close(place)
 
-    def _put_away(self, name: str) -> None:
+    def _renew(self, name: str) -> None:
+        """Makes an empty folder in the space, whatever commands left at its place."""
         with suppress(FileNotFoundError):
             os.rename(name, f"{name}-{os.urandom(8).hex()}", src_dir_fd=self.space, dst_dir_fd=self.space)
+        self._folder(self.space, name)
 
     def _folder(self, parent: int, name: str) -> None:
         os.mkdir(name, 0o700, dir_fd=parent)

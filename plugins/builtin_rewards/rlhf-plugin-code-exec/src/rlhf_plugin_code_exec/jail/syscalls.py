@@ -67,8 +67,13 @@ creat:85:- mkdir:83:- mkdirat:258:34 mknod:133:- mknodat:259:33 link:86:- linkat
 REMOVES = "unlink:87:- unlinkat:263:35 rmdir:84:- rename:82:- renameat:264:38 renameat2:316:276"
 """Calls that are counted."""
 
+USERS = ("setuid:105:146 setgid:106:144", "setreuid:113:145 setregid:114:143", "setresuid:117:147 setresgid:119:149")
+"""Calls that choose a user or group, by one to three arguments: ``make`` chooses its own."""
+SOCKETS = "bind:49:200 connect:42:203 listen:50:201 accept:43:202 accept4:288:242"
+"""Calls for sockets with paths, where the file system has none of others."""
 CLONE, MMAP, OPEN, OPENAT = "clone:56:220", "mmap:9:222", "open:2:-", "openat:257:56"
-SOCKETPAIR, PRLIMIT, FCNTL, IOCTL, PRCTL = (
+SOCKET, SETSOCKOPT, SOCKETPAIR, PRLIMIT, FCNTL, IOCTL, PRCTL = (
+    *("socket:41:198", "setsockopt:54:208"),
     "socketpair:53:199",
     "prlimit64:302:261",
     "fcntl:72:25",
