@@ -3,11 +3,15 @@
 import asyncio
 import json
 import re
+import time
+from pathlib import Path
 
 import pytest
 from rlhf_authoring import agent_contract
 from rlhf_plugin_mcp import McpAgent
+from rlhf_plugin_mcp.connection import Connection, ServerLost
 from rlhf_plugin_mcp.servers import servers_of
+from rlhf_plugin_mcp.stdio import TAIL
 
 from rlhf_host import EpisodeFailed, Task, UserError
 
@@ -137,6 +141,48 @@ def test_a_server_that_is_not_there_stops_the_run(options, message):
     context = SimpleNamespace(config={}, tokenizer=None)
     with pytest.raises(UserError, match=f"mcp: {message}"):
         asyncio.run(agent.run_started(context))
+
+
+UNRULY = Path(__file__).parent / "unruly_server.py"
+ENDLESS = {
+    "pages": "lists more than 1,000 tools",
+    "empty pages": "did not answer tools/list in 2 s",
+    "slow pages": "did not answer tools/list in 2 s",
+    "lines": "ended in tools/list: it wrote 10,001 lines with .* bytes that nobody asked for",
+    "notifications": "ended in tools/list: it wrote 10,001 lines|did not answer tools/list in 2 s",
+    "one line": "ended in tools/list: it wrote a line of more than 16 MiB",
+    "lines at once": "does not start: .* it wrote 10,001 lines|did not start in 2 s: it wrote 10,001 lines",
+}
+
+
+@pytest.mark.parametrize("how", ENDLESS)
+def test_a_server_without_measure_is_given_up_in_time(how):
+    began = time.monotonic()
+    with pytest.raises(ServerLost, match=f"the MCP server a ({ENDLESS[how]})"):
+        started(servers=[f"a={{python}} {UNRULY} '{how}'"], start_timeout_s=2.0)
+    assert time.monotonic() - began < 9
+
+
+def test_lines_of_a_log_among_messages_are_no_fault():
+    assert list(started(servers=[f"a={{python}} {UNRULY} 'some lines'"])) == ["t0"]
+
+
+def test_of_errors_without_end_the_last_words_are_kept():
+    async def complains():
+        connection = Connection(servers_of([f"a={{python}} {UNRULY} errors"], None, [])[0], 20.0)
+        await connection.open()
+        process = connection._command
+        try:
+            while len(process.tail) < TAIL:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            return len(process.tail), connection._words()
+        finally:
+            await connection.close()
+
+    kept, words = asyncio.run(complains())
+    assert kept == TAIL
+    assert "ouch ouch" in words
 
 
 def test_names_of_tools(http):

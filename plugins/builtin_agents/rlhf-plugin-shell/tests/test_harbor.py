@@ -2,6 +2,8 @@
 
 import asyncio
 import atexit
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -185,7 +187,7 @@ REFUSED = {
         {"task_toml": settings('"Hello"}\n[agent]', '"${KEY}"}\n[agent]')},
         r"verifier.env.EXPECTED \$\{KEY\}",
     ),
-    "a time": ({"task_toml": settings("30.0", "-1")}, "agent.timeout_sec -1 is no number above 0"),
+    "a time": ({"task_toml": settings("30.0", "-1")}, "agent.timeout_sec '-1' is no number from 0.1 to"),
     "a size": ({"task_toml": settings("memory_mb = 512", "memory = 'much'")}, "environment.memory 'much'"),
 }
 
@@ -321,6 +323,94 @@ def test_refused_tasks_stop_a_run_or_are_left_out(tmp_path, hello, caplog):
     made = rlhf_host.train(**run, data=data, run_dir=str(tmp_path / "b"), **settings)
     assert len(made.metrics) == 1
     assert "left out 1 of 2 tasks" in caplog.text
+
+
+def pipe(name):
+    def change(folder):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def sparse(name):
+    return lambda folder: os.truncate(folder / name, 1 << 40)
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def toml(more):
+    return text("task.toml", f"{settings('cpus = 1', '')}\n{more}\n")
+
+
+def dockerfile(more):
+    return text("environment/Dockerfile", f"FROM ubuntu\nWORKDIR /app\n{more}\n")
+
+
+def deep_folders(folder):
+    (folder / "tests" / "/".join("d" * 60)).mkdir(parents=True)
+
+
+ABSURD = {
+    **{
+        f"a pipe: {name}": (pipe(name), f"{name.removeprefix('environment/')} is no file")
+        for name in FILES
+        if name != "task.toml"
+    },
+    **{
+        f"an endless file: {name}": (sparse(name), f"{name.removeprefix('environment/')} has 1,099,511,627,776 bytes")
+        for name in FILES
+    },
+    "lists in lists": (toml("[metadata]\nx = " + "[" * 3000 + "]" * 3000), "task.toml: "),
+    "tables in tables": (toml("[metadata." + "a." * 20_000 + "b]"), "task.toml: a key of more than 32 parts"),
+    "quoted tables": (toml("[metadata." + '"a".' * 9000 + "b]"), "task.toml: a key of more than 32 parts"),
+    "lists in tables": (toml("[source]\nx = " + "[{a = " * 20 + "1" + "}]" * 20), "task.toml: tables within tables"),
+    "a variable that doubles": (dockerfile("ENV A=xxxxxxxx\n" + "ENV A=$A$A\n" * 60), "more than 100,000 characters"),
+    "variables that grow": (dockerfile("".join(f"ENV A{n}={'x' * 400}\n" for n in range(500))), "values of ENV have more"),
+    "endless lines": (dockerfile("ENV A=\\\n" + "aaa\\\n" * 60_000), "has 300,0.. bytes; there is room for 262,144"),
+    "many steps": (dockerfile("USER root\n" * 2000), "more than 1,000 instructions"),
+    "large variables": (toml(f"[source]\n[solution.env]\nA = '{'x' * 300_000}'"), "task.toml has 30.,... bytes"),
+    "many digits": (toml("x = " + "9" * 5000), "task.toml: Exceeds the limit"),
+    "a folder with a zero byte": (
+        text("task.toml", settings("cpus = 1", 'workdir = "/a\\u0000b"')),
+        "the working folder is /a.b;",
+    ),
+    "folders in folders": (deep_folders, "tests has folders within folders, more than 48"),
+    "no text": (lambda folder: (folder / "instruction.md").write_bytes(b"\xff"), "instruction.md: 'utf-8' codec"),
+    "lines in a reason": (dockerfile("HEALTHCHECK " + "x\\\n" * 9000), "HEALTHCHECK x+ ..."),
+}
+NUMBERS = {
+    **{f"cpus = {value}": "environment.cpus" for value in ("inf", "nan", "1e308", "9" * 4000, "true", "0", "-1")},
+    **{f"memory_mb = {value}": "environment.memory_mb" for value in ("inf", "1e-300", "1e300")},
+    **{f"memory = '{value}'": "environment.memory" for value in ("9" * 400 + "G", "1K", "infG", "999999999999999G")},
+}
+
+
+def refusal(folder):
+    with pytest.raises(UserError) as refused:
+        HarborTasks(HarborTasks.Options(directory=str(folder))).load_tasks("train", 0)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)[:800]
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_what_is_absurd_is_refused_in_one_line(name, hello):
+    change, reason = ABSURD[name]
+    change(hello)
+    if name.endswith("solve.sh"):
+        with pytest.raises(ValueError, match=reason):
+            solution_in(hello)
+    else:
+        assert re.search(reason, refusal(hello))
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_absurd_numbers_are_refused_by_their_field(field, tmp_path):
+    key, old = field.split()[0], {"cpus": "cpus = 1", "memory_mb": "memory_mb = 512", "memory": "memory_mb = 512"}
+    told = refusal(write(tmp_path / "task", task_toml=settings(old[key], field)))
+    assert f"task.toml: {NUMBERS[field]} '" in told
 
 
 def test_words_of_a_dockerfile():

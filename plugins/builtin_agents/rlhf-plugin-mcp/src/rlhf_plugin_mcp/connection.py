@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.client.stdio import stdio_client
+from mcp import Client, MCPError
 from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 from mcp.types import CallToolResult, Tool
 
 from rlhf_plugin_mcp.servers import Server
+from rlhf_plugin_mcp.stdio import Command
 
 CLOSED = -32000
 """Code of an error of the connection, not of the tool."""
 STOP_S = 10.0
 WORDS = 300
+MOST_TOOLS = 1000
 
 
 class ServerLost(Exception):
@@ -38,7 +39,7 @@ class Connection:
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - it is closed in close
+        self._command = Command(server)
 
     async def open(self) -> None:
         """Starts the server, or connects to it. Raises ``ServerLost``."""
@@ -49,6 +50,7 @@ class Connection:
             async with asyncio.timeout(self.start_timeout_s):
                 await asyncio.shield(ready)
         except TimeoutError as error:
+            self._task.cancel()
             await self.close()
             raise ServerLost(f"{self._who} did not start in {self.start_timeout_s:g} s{self._words()}") from error
         except BaseException:
@@ -61,13 +63,18 @@ class Connection:
         return self._task is None or self._task.done() or self._over.is_set()
 
     async def tools(self) -> list[Tool]:
-        """Returns the tools of the server. Raises ``ServerLost``."""
+        """Returns the tools of the server, all within the deadline of its start. Raises ``ServerLost``."""
         tools: list[Tool] = []
         cursor: str | None = None
+        until = time.monotonic() + self.start_timeout_s
         while True:
-            listed = await self._within(self.start_timeout_s, "tools/list", partial(Client.list_tools, cursor=cursor))
+            listing = partial(Client.list_tools, cursor=cursor)
+            listed = await self._within(self.start_timeout_s, "tools/list", listing, until - time.monotonic())
             tools += listed.tools
             cursor = listed.next_cursor
+            if len(tools) > MOST_TOOLS:
+                self._over.set()
+                raise ServerLost(f"{self._who} lists more than {MOST_TOOLS:,} tools")
             if not cursor:
                 return tools
 
@@ -86,13 +93,12 @@ class Connection:
                 async with asyncio.timeout(STOP_S):
                     await asyncio.shield(self._task)
             self._task.cancel()
-        self._errors.close()
 
-    async def _within(self, timeout_s: float, what: str, work: Any) -> Any:
+    async def _within(self, timeout_s: float, what: str, work: Any, left_s: float | None = None) -> Any:
         if self.lost or self._client is None:
             raise ServerLost(f"{self._who} is gone")
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s if left_s is None else left_s):
                 return await work(self._client)
         except TimeoutError as error:
             self._over.set()
@@ -132,9 +138,7 @@ class Connection:
                 http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
                 transport = streamable_http_client(server.url, http_client=http)
             else:
-                command, *args = server.command
-                made = StdioServerParameters(command=command, args=args, env=dict(server.env), cwd=server.cwd)
-                transport = stdio_client(made, errlog=self._errors)
+                transport = self._command.streams()
             yield await stack.enter_async_context(Client(transport))
 
     @property
@@ -142,13 +146,8 @@ class Connection:
         return f"the MCP server {self.server.name}"
 
     def _words(self) -> str:
-        """Returns the last words of its standard error."""
-        if self._errors.closed:
-            return ""
-        self._errors.flush()
-        end = self._errors.seek(0, 2)
-        self._errors.seek(max(0, end - 4 * WORDS))
-        text = " ".join(self._errors.read().split())[-WORDS:]
+        """Returns the limit that it went beyond, or the last words of its standard error."""
+        text = self._command.problem or " ".join(self._command.tail.decode("utf-8", "replace").split())[-WORDS:]
         return f": {text}" if text else ""
 
 

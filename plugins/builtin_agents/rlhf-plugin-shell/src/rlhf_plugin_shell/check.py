@@ -17,7 +17,7 @@ from rlhf_plugin_code_exec.shells import JailFailed, Ran
 
 from rlhf_host import EpisodeFailed, UserError
 from rlhf_plugin_shell.agent import ShellAgent
-from rlhf_plugin_shell.directory import SOLVE, instruction_in, solution_in, work_in
+from rlhf_plugin_shell.directory import SOLVE, in_one_line, instruction_in, solution_in, work_in
 from rlhf_plugin_shell.harbor import task_folders
 from rlhf_plugin_shell.outputs import told
 from rlhf_plugin_shell.verdicts import Verdict
@@ -33,7 +33,7 @@ async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plai
         work = work_in(folder, environment)
         files, variables = solution_in(folder)
     except (ValueError, OSError) as error:
-        return f"not played: {error}"
+        return f"not played: {in_one_line(error)}"
     work_s, tests_s = work.seconds or DEADLINE_S, min(work.tests_s or DEADLINE_S, agent.options.tests_timeout_s)
 
     async def played(solved: bool) -> tuple[Ran | None, Ran, Verdict]:

@@ -6,23 +6,43 @@ The format is that of https://github.com/laude-institute/harbor: fields of ``har
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlhf_plugin_code_exec.shells import File
+from rlhf_plugin_code_exec.shells import LONGEST_COMMAND, File
 
 from rlhf_plugin_shell.dockerfile import NAME, Built, Unsupported, check_folder, read_dockerfile
-from rlhf_plugin_shell.work import TESTS, Work
+from rlhf_plugin_shell.work import MOST_PARTS, TESTS, Work
 
 Place = Literal["plain", "host"]
 SOLVE = "solve.sh"
 IGNORE = ".harborignore"
 MOST_BYTES = 64 << 20
-"""Most bytes of the files of a folder."""
+"""Most bytes of the files of a folder, and of all that COPY puts somewhere."""
+MOST_TEXT = 256 << 10
+"""Most bytes of ``instruction.md``, ``task.toml`` and ``Dockerfile``."""
+MOST_FILES = 100_000
+MOST_TOLD = 300
+"""Most characters of what is wrong."""
+DEEPEST = 32
+"""Most tables and lists within each other."""
+MOST_VARIABLES = 100_000
+"""Most bytes of the environment variables of a command."""
+_DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""")
+RANGES = {
+    "timeout_sec": (0.1, 1e7),
+    "build_timeout_sec": (0.1, 1e7),
+    "cpus": (0.01, 4096),
+    "memory": (16, 1e8),
+    "storage": (1, 1e9),
+}
+"""Field → its smallest and largest value, in seconds, processors and MB."""
 TOP = ("schema_version", "version", "task", "metadata", "source", "verifier", "agent", "environment", "solution")
 USED = {
     "verifier": ("timeout_sec", "env", "environment_mode", "network_mode"),
@@ -49,9 +69,7 @@ def read_directory(given: Any) -> Work:
 
 def instruction_in(folder: Path) -> str:
     """Returns the prompt of a task. Raises ``ValueError`` and ``OSError``."""
-    path = folder / "instruction.md"
-    _check_link(folder, path)
-    text = path.read_text(encoding="utf-8").strip()
+    text = _text(folder, "instruction.md").strip()
     if not text:
         raise ValueError("instruction.md is empty")
     return text
@@ -76,17 +94,23 @@ def work_in(folder: Path, environment: Place) -> Work:
         raise Unsupported(f"tests/{TESTS} is missing")
     tests[TESTS] = File(tests[TESTS].content, True)
     verifier, agent = settings.get("verifier", {}), settings.get("agent", {})
+    variables, more = {**built.variables, **_variables("environment", own)}, _variables("verifier", verifier)
+    if (size := sum(len(f"{name}={value}".encode()) for name, value in {**variables, **more}.items())) > MOST_VARIABLES:
+        raise Unsupported(f"its environment variables have {size:,} bytes; {MOST_VARIABLES:,} are possible")
+    setup = "\n".join(["set -e", *built.commands]) if built.commands else ""
+    if len(setup.encode()) > LONGEST_COMMAND:
+        raise Unsupported(f"Dockerfile: RUN lines with their variables have more than {LONGEST_COMMAND:,} bytes")
     return Work(
         files=_copied(folder / "environment", built, workdir),
-        setup="\n".join(["set -e", *built.commands]) if built.commands else "",
+        setup=setup,
         tests=tests,
         folder=workdir,
         only_reported=True,
-        variables={**built.variables, **_variables("environment", own)},
-        tests_variables=_variables("verifier", verifier),
-        seconds=_seconds("agent", agent, "timeout_sec"),
-        tests_s=_seconds("verifier", verifier, "timeout_sec"),
-        setup_s=_seconds("environment", own, "build_timeout_sec"),
+        variables=variables,
+        tests_variables=more,
+        seconds=_number("agent", agent, "timeout_sec"),
+        tests_s=_number("verifier", verifier, "timeout_sec"),
+        setup_s=_number("environment", own, "build_timeout_sec"),
         cpus=_number("environment", own, "cpus"),
         memory_mb=_megabytes(own, "memory"),
         disk_mb=_megabytes(own, "storage"),
@@ -104,12 +128,15 @@ def solution_in(folder: Path) -> tuple[dict[str, File], dict[str, str]]:
 
 def read_settings(folder: Path, environment: Place) -> dict[str, Any]:
     """Returns ``task.toml``, checked. Raises ``ValueError`` and ``OSError``."""
-    path = folder / "task.toml"
-    _check_link(folder, path)
+    text = _text(folder, "task.toml")
+    if _DEEP_KEY.search(text):  # whose time grows with the square of the depth
+        raise ValueError(f"task.toml: a key of more than {DEEPEST} parts")
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        settings = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"task.toml: {error}") from error
+    if _is_deeper(settings, DEEPEST):
+        raise ValueError(f"task.toml: tables within tables, more than {DEEPEST}")
     version = str(settings.get("schema_version", settings.get("version", "1.0")))
     if not re.match(r"1(\.|$)", version):
         raise Unsupported(f"task.toml: schema_version {version}; 1 is known")
@@ -145,13 +172,11 @@ def _built(folder: Path, own: Mapping[str, Any], environment: Place) -> Built:
     place = folder / "environment"
     if others := [path.name for path in sorted(place.glob("*compose*"))]:
         raise Unsupported(f"environment/{others[0]}")
-    file = place / "Dockerfile"
-    _check_link(folder, file)
-    if not file.is_file():
+    if not os.path.lexists(place / "Dockerfile"):
         if own.get("docker_image"):
             return Built(str(own["docker_image"]))
         raise Unsupported("environment/Dockerfile is missing")
-    built = read_dockerfile(file.read_text(encoding="utf-8"))
+    built = read_dockerfile(_text(folder, "environment/Dockerfile"))
     if environment == "plain":
         if not built.is_plain:
             raise Unsupported(f"Dockerfile: FROM {built.image}: its programs are not here")
@@ -164,6 +189,7 @@ def _built(folder: Path, own: Mapping[str, Any], environment: Place) -> Built:
 def _copied(folder: Path, built: Built, workdir: str) -> dict[str, File]:
     """Returns the files that COPY puts below the working folder."""
     files: dict[str, File] = {}
+    total = 0
     for sources, target in built.copies:
         inside = posixpath.relpath(target, workdir)
         if inside.startswith(".."):
@@ -177,26 +203,35 @@ def _copied(folder: Path, built: Built, workdir: str) -> dict[str, File]:
                 found = {posixpath.join(inside, name): file for name, file in files_in(path).items()}
             else:
                 name = posixpath.join(inside, path.name) if target.endswith("/") or inside == "." else inside
-                found = {name: _file(path)}
+                found = {name: _file(folder.parent, path)}
+            total += sum(len(file.content) for file in found.values())
+            if total > MOST_BYTES:
+                raise Unsupported(f"Dockerfile: COPY puts more than {MOST_BYTES >> 20} MiB")
             files |= {posixpath.normpath(name): file for name, file in found.items()}
+        if inside.count("/") > MOST_PARTS:
+            raise Unsupported(f"Dockerfile: COPY into folders within folders, more than {MOST_PARTS}")
     return files
 
 
 def files_in(folder: Path) -> dict[str, File]:
     """Returns the files below a folder. Raises ``ValueError`` for links, for what is no file, and for too many bytes."""
     _check_link(folder.parent, folder)
-    files, total = {}, 0
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            raise Unsupported(f"{path.relative_to(folder.parent)} is a link")
-        if path.is_file():
-            total += path.stat().st_size
-            if total > MOST_BYTES:
-                raise Unsupported(f"{folder.name} has more than {MOST_BYTES >> 20} MiB")
-            files[path.relative_to(folder).as_posix()] = _file(path)
-        elif not path.is_dir():
-            raise Unsupported(f"{path.relative_to(folder.parent)} is no file")
-    return files
+    files: dict[str, File] = {}
+    total, places = 0, [folder] if folder.is_dir() else []
+    for place in places:  # which grows
+        for path in sorted(place.iterdir()):
+            if path.is_symlink():
+                raise Unsupported(f"{path.relative_to(folder.parent)} is a link")
+            if len(path.relative_to(folder).parts) > MOST_PARTS:
+                raise Unsupported(f"{folder.name} has folders within folders, more than {MOST_PARTS}")
+            if path.is_dir():
+                places.append(path)
+            else:
+                file = files[path.relative_to(folder).as_posix()] = _file(folder.parent, path, MOST_BYTES - total)
+                total += len(file.content)
+            if len(files) + len(places) > MOST_FILES:
+                raise Unsupported(f"{folder.name} has more than {MOST_FILES:,} files and folders")
+    return dict(sorted(files.items()))
 
 
 def _check_link(folder: Path, path: Path) -> None:
@@ -208,8 +243,40 @@ def _check_link(folder: Path, path: Path) -> None:
             raise Unsupported(f"{place.relative_to(folder)} is a link")
 
 
-def _file(path: Path) -> File:
-    return File(path.read_bytes(), bool(path.stat().st_mode & 0o100))
+def _file(folder: Path, path: Path, most: int = MOST_BYTES) -> File:
+    """Returns a file below a folder. Raises ``ValueError`` for what is none (a pipe would never end) and for a larger one."""
+    name = path.relative_to(folder)
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        about = os.fstat(opened)
+        if not stat.S_ISREG(about.st_mode):
+            raise Unsupported(f"{name} is no file")
+        if about.st_size > most:
+            raise Unsupported(f"{name} has {about.st_size:,} bytes; there is room for {most:,}")
+        with open(opened, "rb", closefd=False) as file:
+            return File(file.read(most), bool(about.st_mode & 0o100))
+    finally:
+        os.close(opened)
+
+
+def _text(folder: Path, name: str) -> str:
+    _check_link(folder, folder / name)
+    try:
+        return _file(folder, folder / name, MOST_TEXT).content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
 
 
 def _variables(name: str, section: Mapping[str, Any]) -> dict[str, str]:
@@ -224,24 +291,30 @@ def _variables(name: str, section: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in given.items()}
 
 
-def _number(name: str, section: Mapping[str, Any], key: str) -> float | None:
+def _number(name: str, section: Mapping[str, Any], key: str, field: str = "") -> float | None:
     value = section.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"task.toml: {name}.{key} {value!r} is no number above 0")
+    least, most = RANGES[field or key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"task.toml: {name}.{key} {str(value)[:40]!r} is no number from {least:g} to {most:g}")
     return float(value)
-
-
-_seconds = _number
 
 
 def _megabytes(section: Mapping[str, Any], name: str) -> int | None:
     """Returns a size from its field in MB, or from the older one with a unit."""
-    value = _number("environment", section, f"{name}_mb")
+    value = _number("environment", section, f"{name}_mb", name)
     if value is not None or name not in section:
-        return None if value is None else max(1, int(min(value, 1 << 40)))
+        return None if value is None else int(value)
     text = str(section[name]).strip().upper()
-    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])", text)):
-        raise ValueError(f"task.toml: environment.{name} {section[name]!r}; give a size such as 512M")
-    return max(1, int(float(found[1]) * {"K": 1 / 1024, "M": 1, "G": 1024}[found[2]]))
+    if not (found := re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([KMG])", text)):
+        raise ValueError(f"task.toml: environment.{name} {str(section[name])[:40]!r}; give a size such as 512M")
+    megabytes = float(found[1]) * {"K": 1 / 1024, "M": 1, "G": 1024}[found[2]]
+    value = _number("environment", {name: megabytes}, name)
+    return None if value is None else int(value)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns what is wrong with a task, as a line of visible characters."""
+    text = "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(str(error).split()))
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} ..."

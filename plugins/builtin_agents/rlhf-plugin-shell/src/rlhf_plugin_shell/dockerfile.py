@@ -19,6 +19,11 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", re.ASCII)
 RESERVED = ("usr", "bin", "lib", "lib64", "sbin", "etc", "dev", "proc", "sys", "tmp", "tests", "logs", "solution")
 
 
+MOST_EXPANDED = 100_000
+"""Most characters of a word with its variables in place, and of all values of ENV."""
+MOST_STEPS = 1000
+
+
 class Unsupported(ValueError):
     """Something in a task that cannot be done here."""
 
@@ -45,7 +50,9 @@ def read_dockerfile(text: str) -> Built:
     """Reads a Dockerfile. Raises ``Unsupported`` with the instruction that is not supported."""
     built = Built()
     folder = "/"
-    for name, rest in _instructions(text):
+    for step, (name, rest) in enumerate(_instructions(text)):
+        if step >= MOST_STEPS:
+            raise Unsupported(f"Dockerfile: more than {MOST_STEPS:,} instructions")
         match name:
             case "FROM":
                 words = rest.split()
@@ -57,6 +64,8 @@ def read_dockerfile(text: str) -> Built:
                 built.folder = folder
             case "ENV":
                 built.variables |= _variables(rest, built.variables)
+                if sum(map(len, built.variables.values())) > MOST_EXPANDED:
+                    raise Unsupported(f"Dockerfile: values of ENV have more than {MOST_EXPANDED:,} characters")
             case "COPY":
                 words = [_expanded(word, built.variables) for word in _words(rest)]
                 if len(words) < 2 or any(word.startswith("--") for word in words):
@@ -83,7 +92,8 @@ def read_dockerfile(text: str) -> Built:
 def check_folder(folder: str) -> None:
     """Raises ``Unsupported`` for a working folder that cannot be one here."""
     parts = folder.split("/")
-    if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]) or parts[1] in RESERVED:
+    odd = not folder.isprintable() or len(folder.encode("utf-8", "replace")) > 200
+    if odd or parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]) or parts[1] in RESERVED:
         where = folder or "none"
         raise Unsupported(
             f"the working folder is {where}; it is a path of its own, such as /app (WORKDIR, or environment.workdir)"
@@ -96,9 +106,11 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         whole = line.strip()
         if not whole or whole.startswith("#"):
             continue
-        while whole.endswith("\\"):
-            following = next((each for each in lines if not each.strip().startswith("#")), "")
-            whole = f"{whole[:-1]}{following.strip() if not following.strip() else following.rstrip()}"
+        parts = [whole]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            parts.append(next((each for each in lines if not each.strip().startswith("#")), "").rstrip())
+        whole = "".join(parts)
         name, *rest = whole.split(maxsplit=1)
         yield name.upper(), rest[0].strip() if rest else ""
 
@@ -125,4 +137,6 @@ def _variables(rest: str, known: dict[str, str]) -> dict[str, str]:
 def _expanded(text: str, known: dict[str, str]) -> str:
     if "$" in _VARIABLE.sub("", text) or any((one or other) not in known for one, other in _VARIABLE.findall(text)):
         raise Unsupported(f"Dockerfile: {text}: a variable that no ENV sets")
+    if len(text) + sum(len(known[one or other]) for one, other in _VARIABLE.findall(text)) > MOST_EXPANDED:
+        raise Unsupported(f"Dockerfile: {text[:40]}: with its variables it has more than {MOST_EXPANDED:,} characters")
     return _VARIABLE.sub(lambda found: known[found[1] or found[2]], text)

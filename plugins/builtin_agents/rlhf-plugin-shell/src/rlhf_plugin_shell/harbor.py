@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Task, UserError, hookimpl
-from rlhf_plugin_shell.directory import instruction_in, work_in
+from rlhf_plugin_shell.directory import in_one_line, instruction_in, work_in
 from rlhf_plugin_shell.work import DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class HarborTasks:
             instruction_in(folder)
             work_in(folder, self.options.environment)
         except (ValueError, OSError) as error:
-            return str(error)
+            return in_one_line(error)
         return ""
 
     def _task(self, folder: Path, place: int) -> Task:

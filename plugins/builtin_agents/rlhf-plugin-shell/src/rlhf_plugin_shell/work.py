@@ -17,6 +17,8 @@ COLUMNS = ("files", "setup", "tests")
 DIRECTORY = "harbor"
 """The column of tasks in directories."""
 TESTS = "test.sh"
+MOST_PARTS = 48
+"""Most parts of the path of a file: a shell has no deeper folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def _files(given: Any) -> dict[str, File]:
 
 def _content(name: Any, value: Any) -> bytes:
     parts = name.split("/") if isinstance(name, str) and "\0" not in name else [""]
-    if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
+    if len(parts) > MOST_PARTS or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
         raise ValueError(f"files: {name!r} is no path below the working folder, such as src/main.py")
     if isinstance(value, str):
         return value.encode()
