@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import os
 import sysconfig
+import threading
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -65,13 +66,19 @@ def beyond(value: float, limit: float) -> str:
 
 
 def asks_to_stop(error: BaseException) -> bool:
-    """Returns True if the exception is meant for whoever runs the code: an interrupt, or the end of a task or generator.
+    """Returns True if the exception is meant for whoever runs the code: an interrupt of the main thread, or the cancellation of
+    the task that runs it.
 
-    Everything else that a plugin raises is its failure, including ``sys.exit`` and its own classes outside of ``Exception``.
+    Everything else that a plugin raises is its failure, including ``sys.exit``, an interrupt elsewhere, and a ``CancelledError``
+    where nobody cancels.
     """
-    from asyncio import CancelledError  # most that import this module need no event loop
+    from asyncio import CancelledError, current_task  # most that import this module need no event loop
 
-    return isinstance(error, KeyboardInterrupt | GeneratorExit | CancelledError)
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    with contextlib.suppress(RuntimeError):  # there is no event loop
+        return isinstance(error, CancelledError) and (task := current_task()) is not None and task.cancelling() > 0
+    return False
 
 
 def first_line(error: object) -> str:
@@ -90,7 +97,7 @@ def failing_as(kind: type[Exception], message: str, own: tuple[type[Exception], 
     except own:
         raise
     except BaseException as error:
-        if asks_to_stop(error):
+        if asks_to_stop(error) or isinstance(error, GeneratorExit):
             raise
         raise kind(f"{message}: {in_one_line(error)}") from error
 

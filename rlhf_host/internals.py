@@ -40,6 +40,7 @@ _NAMES = {
     "plugins.manager": ["Loaded", "PluginManager"],
     "plugins.python_objects": ["describe"],
     "plugins.specs": ["PluginSpec"],
+    "records.episodes": ["Failed"],
     "records.numbers": ["Numbers"],
     "records.pictures": ["pictures_in", "positions_of"],
     "records.ragged": ["Rows"],

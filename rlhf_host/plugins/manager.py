@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import pluggy
 from pluggy import HookimplOpts
 
 from rlhf_host import hookspecs
-from rlhf_host.errors import PluginError, RunError, UserError, near_matches
+from rlhf_host.errors import PluginError, RunError, UserError, asks_to_stop, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.answers import changed, other_answer, versions
 from rlhf_host.plugins.discovery import PluginInfo, discover
@@ -207,7 +206,7 @@ class PluginManager:
                 try:
                     result = await result
                 except BaseException as error:
-                    self._raise_named(error, key, hook)
+                    self._raise_named(error, key, hook, awaited=True)
         except TimeoutError as error:  # the hook's own has the plugin's name by now
             raise TimeoutError(f"{key}: no answer of {hook} in {within_s:g} s") from error
         finally:
@@ -272,13 +271,12 @@ class PluginManager:
         caller = self._callers[key, hook] = self._pluggy.subset_hook_caller(hook, others)
         return caller
 
-    def _raise_named(self, error: BaseException, key: str, hook: str) -> NoReturn:
-        if isinstance(error, EpisodeFailed | HookFailed | asyncio.CancelledError | GeneratorExit):
+    def _raise_named(self, error: BaseException, key: str, hook: str, *, awaited: bool = False) -> NoReturn:
+        closed = awaited and isinstance(error, GeneratorExit)
+        if closed or isinstance(error, EpisodeFailed | HookFailed) or asks_to_stop(error):
             raise error
         if type(error).__name__ == "BdbQuit":  # who leaves the debugger means the run, not this one call
             raise KeyboardInterrupt from error
-        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise error  # a real one: elsewhere only the plugin itself can have raised it
         culprit = self.by_key[self._culprit(error, key, hook)]
         cause = " ".join(str(error).split())
         if isinstance(error, UserError):

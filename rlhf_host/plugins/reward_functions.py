@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlhf_host.errors import PluginError, blaming
+from rlhf_host.errors import PluginError, asks_to_stop, blaming
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import unchosen
@@ -15,7 +15,7 @@ from rlhf_host.plugins.hints import of_nobody
 from rlhf_host.plugins.selection import imported
 from rlhf_host.plugins.threads import then, together
 from rlhf_host.protocols.reward_forms import RewardForm
-from rlhf_host.records.episodes import Reward, Task, Trajectory, Unjudged
+from rlhf_host.records.episodes import Failed, Reward, Task, Trajectory, Unjudged
 from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import ScoreContext
 
@@ -45,8 +45,8 @@ class FunctionReward:
     ``context``. If one has another name, one parameter gets the trajectory and two get text and label, unless one of these names
     would be given something else. Those with a default and another name keep it. A task without label is not judged by a function
     that takes one, unless that parameter has a default. It returns a number, ``None`` (could not judge),
-    a ``Reward``, or true or false: 1 or 0, which count as the score too. It may be ``async``: then a group's calls run side by
-    side.
+    a ``Reward``, or true or false: 1 or 0, which count as the score too. Where it raises, that trajectory is not judged. It may be
+    ``async``: then a group's calls run side by side.
 
     Raises:
         PluginError: when its parameters fit no form.
@@ -82,8 +82,9 @@ class FunctionReward:
         values = [self._call(trajectory, context) for trajectory in trajectories]
         return then(together(values), lambda answers: list(map(as_reward, answers)))
 
-    def _renamed(self, reward: Any) -> Any:
+    def _renamed(self, given: Any) -> Any:
         """Puts the reward's name in front of metrics of another project, such as ``entropy``, so that none is the host's own."""
+        reward = as_reward(given)
         if not isinstance(reward, Reward) or not reward.metrics:
             return reward
         named = {self._prefix + name: value for name, value in reward.metrics.items() if self._names.takes(name)}
@@ -98,7 +99,10 @@ class FunctionReward:
             arguments = [(name, offer) for name, offer in arguments if offer != "label"]
         by_place = [OFFERS[offer](trajectory, context) for name, offer in arguments if name is None]
         by_name = {name: OFFERS[offer](trajectory, context) for name, offer in arguments if name is not None}
-        return self.function(*by_place, **by_name)
+        try:
+            return self.function(*by_place, **by_name)
+        except BaseException as error:
+            return error
 
 
 def _form_of(function: Callable[..., Any], name: str) -> RewardForm | None:
@@ -151,6 +155,11 @@ def with_default(function: Callable[..., Any]) -> set[str | None]:
 
 
 def as_reward(value: Any) -> Any:
+    """Returns what a function gave for a trajectory, or raised, as ``score`` gives it."""
+    if isinstance(value, BaseException):
+        if asks_to_stop(value) or type(value).__name__ == "BdbQuit":
+            raise value
+        return Failed.by(value)
     if isinstance(value, bool):
         return Reward(float(value), score=float(value))
     if value is None or isinstance(value, Reward | Unjudged):

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -89,13 +89,15 @@ def then(value: Any, go_on: Callable[[Any], Any]) -> Any:
 
 
 def together(values: Sequence[Any]) -> Any:
-    """Returns the values; where they must be awaited, what gives them when it is awaited, side by side."""
+    """Returns the values; where some must be awaited, what gives them when it is awaited, side by side. What one raises is its
+    value.
+    """
 
-    async def result(value: Awaitable[Any]) -> Any:
+    async def result(value: Any) -> Any:
         try:
-            return await value
-        except SystemExit as error:  # of a task it would end the event loop, whoever it serves
-            raise RuntimeError(f"SystemExit: {error}") from error
+            return (await value) if inspect.isawaitable(value) else value
+        except BaseException as error:  # some, of a task, would end the event loop, whoever it serves
+            return error
 
     async def results() -> list[Any]:
         return await asyncio.gather(*map(result, values))

@@ -19,6 +19,6 @@ class RewardForm(Protocol):
         """Return what the function wants and a task does not have: ``no label``. ``None``: nothing."""
 
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
-        """Return what the hook ``score`` returns for a group, or what gives it when it is awaited. The names of metrics are the
-        function's own: the host puts the reward's in front.
+        """Return what the hook ``score`` returns for a group, or what gives it when it is awaited; for a trajectory for which the
+        function raised, the exception. The names of metrics are the function's own: the host puts the reward's in front.
         """

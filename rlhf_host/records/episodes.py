@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from rlhf_host.errors import in_one_line, place_of
 from rlhf_host.records.generations import FinishReason, Generation, Sampling
 from rlhf_host.records.generations import SampleKey as SampleKey
 from rlhf_host.records.pictures import Picture
@@ -153,6 +154,14 @@ class Unjudged:
     """Returned in place of a reward: the trajectory could not be scored, for this reason."""
 
     reason: str
+
+
+class Failed(Unjudged):
+    """The same where a plugin failed at this trajectory: it may be asked again."""
+
+    @classmethod
+    def by(cls, error: BaseException) -> Failed:
+        return cls(in_one_line(error) + place_of(error))
 
 
 @dataclass(slots=True)

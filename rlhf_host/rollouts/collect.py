@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from rlhf_host.data.stream import Draw
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, asks_to_stop
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import FAILED, Drop, Episode, EpisodeFailed, Group, Task, Trajectory
 from rlhf_host.records.metric_names import MetricNames
@@ -375,11 +375,8 @@ async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) ->
     async def guarded(work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise stray from None
+        except asyncio.CancelledError as error:
+            raise (error if asks_to_stop(error) else stray) from None
 
     try:
         async with asyncio.TaskGroup() as group:

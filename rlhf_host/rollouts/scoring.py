@@ -10,11 +10,11 @@ from typing import Any
 
 from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import RolloutConfig
-from rlhf_host.errors import LostError, in_one_line, place_of
+from rlhf_host.errors import LostError
 from rlhf_host.hookspecs import Items
 from rlhf_host.plugins.answers import other_items
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.episodes import Reward, Trajectory, Unjudged
+from rlhf_host.records.episodes import Failed, Reward, Trajectory, Unjudged
 from rlhf_host.records.metric_names import misnamed
 from rlhf_host.records.needs import ScoreContext
 
@@ -53,8 +53,8 @@ async def score_group(
     """Fills ``rewards``, ``reward``, ``score`` and ``metrics`` of the trajectories, in place.
 
     Every plugin is called alone, with a deadline and its retries, and judges the final rows. A plugin could not judge if it
-    raises, is late, or returns the wrong number of rewards or one that is not finite. The trajectory is then unjudged, unless
-    the plugin's weight is zero. Rows that are not final get the values of the final rows of their episode.
+    raises, is late, or returns the wrong number of rewards; one trajectory, if its reward is none or not finite. It is then
+    unjudged, unless the plugin's weight is zero. Rows that are not final get the values of the final rows of their episode.
 
     Args:
         needless: if True, a trajectory without a reward counts as 0.
@@ -146,7 +146,7 @@ def _total(trajectory: Trajectory, weights: dict[str, float], needless: bool) ->
 async def _ask(
     manager: PluginManager, key: str, trajectories: Sequence[Trajectory], context: ScoreContext, settings: RolloutConfig
 ) -> list[Reward | Unjudged]:
-    problem = ""
+    verdicts: list[Reward | Unjudged] = [Failed("")] * len(trajectories)
     for _ in range(settings.score_retries + 1):
         try:
             timeout_s = settings.score_timeout_s
@@ -157,15 +157,25 @@ async def _ask(
             rewards = list(answer)
             if len(rewards) != len(trajectories):
                 raise ValueError(f"{len(rewards)} rewards for {len(trajectories)} trajectories")
-            return [_as_reward(reward, trajectory) for reward, trajectory in zip(rewards, trajectories, strict=True)]
+            answers = list(map(_judged, rewards, trajectories))
         except TimeoutError:
-            problem = f"no answer in {settings.score_timeout_s:g} s"
+            answers = [Failed(f"no answer in {settings.score_timeout_s:g} s")] * len(trajectories)
         except Exception as error:
             cause = error.__cause__ or error
             if isinstance(cause, LostError):
                 raise cause from error  # it is not the plugin that failed: nothing will be judged any more
-            problem = in_one_line(cause) + place_of(cause)
-    return [Unjudged(problem)] * len(trajectories)
+            answers = [Failed.by(cause)] * len(trajectories)
+        verdicts = [new if isinstance(old, Failed) else old for old, new in zip(verdicts, answers, strict=True)]
+        if not any(isinstance(verdict, Failed) for verdict in verdicts):
+            break
+    return verdicts
+
+
+def _judged(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:
+    try:
+        return _as_reward(reward, trajectory)
+    except Exception as error:
+        return Failed.by(error)
 
 
 def _as_reward(reward: Any, trajectory: Trajectory) -> Reward | Unjudged:

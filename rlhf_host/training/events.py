@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import RunError, UserError, asks_to_stop
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class EventLoop:
         self._waiting: asyncio.Task[Any] | None = None
         self._awaited: Future[Any] | None = None
         self._handlers: dict[int, Any] = {}
-        self._ended = False
+        self._ended = self._closing = False
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
@@ -69,13 +69,17 @@ class EventLoop:
                 raise asyncio.CancelledError
         try:
             return await work
+        except asyncio.CancelledError as error:
+            raise error if asks_to_stop(error) else RunError("the work was cancelled, and not by the host")  # noqa: B904 - its own cause stays
         finally:
             if interruptible:
                 self._waiting = None
 
     def _run(self) -> None:
         try:
-            self._loop.run_forever()
+            while not self._closing:
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):  # of a task, which has it: who awaits that is told
+                    self._loop.run_forever()
         finally:
             self._ended = True
             if self._awaited is not None and not self._awaited.done():
@@ -100,6 +104,7 @@ class EventLoop:
         if not self._ended:
             with contextlib.suppress(TimeoutError):  # a task that will not be cancelled must not hide how the run ended
                 asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(timeout=CLOSE_S)
+        self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
@@ -138,9 +143,6 @@ class LoopHere(EventLoop):
         self._handlers = {}
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
-        if interruptible and self.stop_requested:
-            work.close()
-            raise Interrupted
         try:
             return self._loop.run_until_complete(self._tracked(work, interruptible))
         except asyncio.CancelledError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -85,14 +84,8 @@ class Bring:
         await self._do("close", self.sync.close())
 
     async def _do(self, what: str, work: Awaitable[Result]) -> Result:
-        try:
-            with blaming(self.name, what):
-                return await work
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RunError(f"{self.name} failed in {what}: work of its own was cancelled") from error
+        with blaming(self.name, what):
+            return await work
 
     async def _prove(self, targets: Sequence[SyncTarget], version: int) -> None:
         due = [target for target in targets if self._is_due(target, version)]

@@ -42,7 +42,7 @@ def managed(plugin):
     )
 
 
-@pytest.mark.parametrize("error", [Boom, SystemExit])
+@pytest.mark.parametrize("error", [Boom, SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("hook", RULES)
 def test_every_hook_is_named(hook, error):
     arguments = dict.fromkeys(arguments_of(hook))
@@ -65,12 +65,31 @@ def arguments_of(hook):
     return list(inspect.signature(getattr(hookspecs, hook)).parameters)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt])
-def test_what_asks_the_program_to_stop_passes(error):
-    with pytest.raises(error):
-        managed(failing("log_metrics", error)).call("extension:p0", "log_metrics", step=1, metrics={})
-    with pytest.raises(error), blaming("engine mine", "start"):
-        raise error
+def test_an_interrupt_of_the_main_thread_passes():
+    with pytest.raises(KeyboardInterrupt):
+        managed(failing("log_metrics", KeyboardInterrupt)).call("extension:p0", "log_metrics", step=1, metrics={})
+    with pytest.raises(KeyboardInterrupt), blaming("engine mine", "start"):
+        raise KeyboardInterrupt
+    with pytest.raises(GeneratorExit), blaming("engine mine", "start"):
+        raise GeneratorExit
+
+
+def test_a_cancellation_passes_where_somebody_cancels():
+    async def waits(self):
+        await asyncio.Event().wait()
+
+    hook = "agent_close"
+    plugins = managed(type("Plugin", (), {hook: hookimpl(specname=hook)(waits)})())
+
+    async def cancelled():
+        call = asyncio.create_task(plugins.acall("extension:p0", hook, episode=None))
+        await asyncio.sleep(0)
+        call.cancel()
+        await call
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    plugins.close()
 
 
 @pytest.mark.parametrize("error", [Boom, SystemExit])
@@ -102,6 +121,7 @@ def test_so_are_the_other_ways_into_a_plugin(error):
 
 
 FUNCTIONS = """
+import asyncio
 import sys
 
 class Boom(BaseException):
@@ -124,10 +144,24 @@ def of_trl(completions, **columns):
 
 async def of_verl(solution_str, ground_truth):
     sys.exit("out\\nof order")
+
+async def interrupts(text):
+    raise KeyboardInterrupt("out\\nof order")
+
+def cancels(text):
+    raise asyncio.CancelledError("out\\nof order")
+
+async def cancels_later(text):
+    raise asyncio.CancelledError("out\\nof order")
+
+def ends_a_generator(text):
+    raise GeneratorExit("out\\nof order")
 """
+LEAVING = ("leaves", "leaves_later", "of_verl")
+OTHERS = ("interrupts", "cancels", "cancels_later", "ends_a_generator")
 
 
-@pytest.mark.parametrize("name", ["now", "later", "leaves", "leaves_later", "of_trl", "of_verl"])
+@pytest.mark.parametrize("name", [*OTHERS, "now", "later", "leaves", "leaves_later", "of_trl", "of_verl"])
 def test_a_function_of_a_file_ends_the_run_in_one_line(rlhf_here, small_run, tmp_path, name):
     (tmp_path / "judges.py").write_text(FUNCTIONS)
     flags = [f"{tmp_path}/judges.py:{name}" if flag == "vowels" else flag for flag in small_run]
@@ -135,7 +169,9 @@ def test_a_function_of_a_file_ends_the_run_in_one_line(rlhf_here, small_run, tmp
     assert ended.exit_code == 1
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("Error")]
     assert f"most often: {name}: " in line
-    assert f"{'SystemExit' if 'leaves' in name or 'verl' in name else 'Boom'}: out of order" in line
+    raised = {"interrupts": "KeyboardInterrupt", "ends_a_generator": "GeneratorExit"} | dict.fromkeys(LEAVING, "SystemExit")
+    raised |= dict.fromkeys(("cancels", "cancels_later"), "CancelledError")
+    assert f"{raised.get(name, 'Boom')}: out of order" in line
     assert "Traceback" not in ended.stderr
 
 

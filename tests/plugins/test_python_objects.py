@@ -125,6 +125,8 @@ def test_async_functions_wait_side_by_side():
     assert [reward.value for reward in found] == [1.0, 0.0, 0.0]
 
 
-def test_what_it_raises_is_raised():
-    with pytest.raises(ZeroDivisionError):
-        score(lambda text: 1 / 0)
+def test_an_answer_for_which_it_raises_is_not_judged():
+    judged, raised = score(lambda text, label: 1 / len(text), answer("a"), answer(""))
+    assert judged == 1.0
+    assert isinstance(raised, Unjudged)
+    assert raised.reason.startswith("ZeroDivisionError: division by zero (tests/plugins/test_python_objects.py:")

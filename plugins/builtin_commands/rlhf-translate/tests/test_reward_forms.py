@@ -157,8 +157,44 @@ def test_a_function_with_a_metric_of_the_hosts_name_trains(tmp_path):
     ],
 )
 def test_no_reward_is_made_up(function, message):
-    with pytest.raises(ValueError, match=message):
-        score(function, answer("3"))
+    assert message in why_unjudged(function)
+
+
+def why_unjudged(function):
+    try:
+        [unjudged] = score(function, answer("3"))
+    except ValueError as error:
+        return str(error)
+    return unjudged.reason
+
+
+RAISING = {
+    "trl": "def f(completions, **columns):\n    return [1 / len(each) for each in completions]\n",
+    "verl": "def f(data_source, solution_str, ground_truth, extra_info):\n    return 1 / len(solution_str)\n",
+    "openrlhf": "def f(queries, prompts, labels):\n    return [1.0 / bool(labels[0])]\n",
+    "trl, a text": "def f(completions, **columns):\n    return [1.0 if each else 'nothing' for each in completions]\n",
+}
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["now", "awaited"])
+@pytest.mark.parametrize("form", RAISING)
+def test_only_the_row_for_which_it_raises_is_not_judged(form, later):
+    made = {}
+    exec(("async " if later else "") + RAISING[form], made)
+    one, none, other = score(made["f"], answer("a"), answer("", label=0), answer("b"))
+    assert one.value == other.value == 1.0
+    assert isinstance(none, Unjudged)
+
+
+def test_a_function_that_raises_only_for_a_group_judges_none_of_it():
+    with pytest.raises(ValueError, match="too many"):
+        score(raising_for_many, answer("a"), answer("b"))
+
+
+def raising_for_many(completions, **columns):
+    if len(completions) > 1:
+        raise ValueError("too many")
+    return [1.0]
 
 
 def test_a_column_that_the_data_lack_is_named():

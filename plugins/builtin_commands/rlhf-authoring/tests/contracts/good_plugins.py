@@ -147,6 +147,13 @@ REWARD = (
 """
 )
 
+REMEMBERING_REWARD = REWARD.replace(
+    "self.seen += len(trajectories)", "bonus = 1 / (1 + self.seen)\n        self.seen += len(trajectories)"
+).replace(
+    "[self.judge(trajectory) for trajectory in trajectories]",
+    "[one and Reward(one.value + bonus, score=one.score) for one in map(self.judge, trajectories)]",
+)
+
 AGENT = (
     HEAD
     + """
@@ -445,6 +452,7 @@ GOOD = {
     "algorithm of pairs": ("algo", PAIRS),
     "algorithm with a loss per row": ("algo", SEQUENCES),
     "reward": ("reward", REWARD),
+    "reward with a memory": ("reward", REMEMBERING_REWARD),
     "agent": ("agent", AGENT),
     "agent with its own loop": ("agent", OWN_LOOP),
     "filter": ("extension", FILTER),

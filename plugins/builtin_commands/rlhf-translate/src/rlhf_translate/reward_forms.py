@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from rlhf_host import PluginError, Reward, ScoreContext, Task, Trajectory, Unjudged
+from rlhf_host.commands import asks_to_stop
 from rlhf_host.protocols import RewardForm
 
-Rewards: TypeAlias = list[Reward | Unjudged]
+Rewards: TypeAlias = list[Reward | Unjudged | BaseException]
+"""An exception: the function raised it for that row."""
 
 LABELS = ("label", "answer", "ground_truth", "solution", "target", "output", "labels")
 """A column of one of these names, where the data do not have it beside the label, is the label."""
@@ -46,7 +48,9 @@ class _Form:
 
 
 class TRL(_Form):
-    """One call for the group. ``None`` in the answer means that the function does not apply to the row: it adds nothing."""
+    """One call for the group; if it raises, rows are tried one by one, and those for which it does not raise are called together
+    again. ``None`` in the answer means that the function does not apply to the row: it adds nothing.
+    """
 
     def lack(self, task: Task) -> str | None:
         parameters = inspect.signature(self.function).parameters.values()
@@ -59,7 +63,10 @@ class TRL(_Form):
         return None
 
     def score(self, trajectories: Sequence[Trajectory], context: ScoreContext) -> Any:
-        rows, metrics = trajectories, dict[str, float]()
+        return _driven(_without_culprits(trajectories), lambda rows: self._group(rows, context))
+
+    def _group(self, rows: Sequence[Trajectory], context: ScoreContext) -> Any:
+        metrics = dict[str, float]()
         columns = {name: [row.task.metadata.get(name) for row in rows] for row in rows for name in row.task.metadata}
         given = columns | {
             "prompts": [row.task.prompt for row in rows],
@@ -90,7 +97,7 @@ class Verl(_Form):
                 "ground_truth": truth,
                 "extra_info": turns | dict(told.get("extra_info") or {}),
             }
-            judged.append(_called(self.function, given, [], lambda answer: [_of_dict(answer)], whole=truth))
+            judged.append(_attempt(partial(_called, self.function, given, [], lambda answer: [_of_dict(answer)], whole=truth)))
         return _together(judged)
 
 
@@ -104,7 +111,7 @@ class OpenRLHF(_Form):
             labels = [row.task.ground_truth]
             query = text([token for part in row.segments for token in part.token_ids])
             given = {"queries": [query], "prompts": [text(row.prompt_ids)], "labels": labels}
-            judged.append(_called(self.function, given, labels, _of_one))
+            judged.append(_attempt(partial(_called, self.function, given, labels, _of_one)))
         return _together(judged)
 
 
@@ -158,6 +165,14 @@ async def _later(answer: Any, judge: Callable[[Any], Rewards]) -> Rewards:
     return judge(await answer)
 
 
+def _attempt(work: Callable[[], Any]) -> Any:
+    """Returns what it gives, or the exception that it raises, as that of its row."""
+    try:
+        return work()
+    except BaseException as error:
+        return [error]
+
+
 def _together(judged: Sequence[Any]) -> Any:
     if any(map(inspect.isawaitable, judged)):
         return _gathered(judged)
@@ -165,15 +180,69 @@ def _together(judged: Sequence[Any]) -> Any:
 
 
 async def _gathered(judged: Sequence[Any]) -> Rewards:
-    return [reward for rewards in await asyncio.gather(*map(_guarded, judged)) for reward in rewards]
+    answers = await asyncio.gather(*map(_settled, judged))
+    return [reward for answer in answers for reward in ([answer] if isinstance(answer, BaseException) else answer)]
 
 
-async def _guarded(one: Awaitable[Rewards]) -> Rewards:
+async def _settled(one: Any) -> Any:
     """``sys.exit`` in a function is an error like others: of a task it would end the event loop."""
     try:
-        return await one
-    except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
+        return (await one) if inspect.isawaitable(one) else one
+    except BaseException as error:
+        return error
+
+
+Steps: TypeAlias = Generator[Sequence[Trajectory], Any, Rewards]
+"""Asks for the rewards of rows, is sent them or the exception that was raised, and returns those of all."""
+
+
+def _without_culprits(rows: Sequence[Trajectory]) -> Steps:
+    answer = yield rows
+    if not isinstance(answer, BaseException):
+        return answer
+    if asks_to_stop(answer) or len(rows) == 1 or type(answer).__name__ == "BdbQuit":
+        raise answer
+    alone = []
+    for row in rows:
+        alone.append((yield [row]))
+    rest = [row for row, one in zip(rows, alone, strict=True) if not isinstance(one, BaseException)]
+    again: Any = []
+    if rest:
+        again = (yield rest) if len(rest) < len(rows) else answer
+    if isinstance(again, BaseException):
+        raise again
+    found = iter(again)
+    return [one if isinstance(one, BaseException) else next(found) for one in alone]
+
+
+def _driven(steps: Steps, judge: Callable[[Sequence[Trajectory]], Any]) -> Any:
+    """Takes the steps; once a call must be awaited, the rest is done when that is."""
+    try:
+        asked = next(steps)
+        while True:
+            answer: Any
+            try:
+                answer = judge(asked)
+            except BaseException as error:
+                answer = error
+            if inspect.isawaitable(answer):
+                return _driven_later(steps, judge, answer)
+            asked = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+async def _driven_later(steps: Steps, judge: Callable[[Sequence[Trajectory]], Any], waiting: Any) -> Rewards:
+    try:
+        while True:
+            answer: Any = (await asyncio.gather(_settled(waiting)))[0]
+            asked = steps.send(answer)
+            try:
+                waiting = judge(asked)
+            except BaseException as error:
+                waiting = error
+    except StopIteration as end:
+        return cast(Rewards, end.value)
 
 
 def _completion(row: Trajectory) -> Any:
@@ -187,7 +256,7 @@ def _completion(row: Trajectory) -> Any:
 def _applied(metrics: Mapping[str, float], count: int, answer: Any) -> Rewards:
     values = _numbers(answer, count)
     kept = dict(metrics)
-    return [Reward(0.0 if value is None else value, metrics=kept) for value in values]
+    return [value if isinstance(value, Exception) else Reward(value or 0.0, metrics=kept) for value in values]
 
 
 def _of_one(answer: Any) -> Rewards:
@@ -204,7 +273,10 @@ def _of_one(answer: Any) -> Rewards:
 
 
 def _one(value: Any) -> float | None:
-    return None if value is None else _numbers(value, 1)[0]
+    number = None if value is None else _numbers(value, 1)[0]
+    if isinstance(number, Exception):
+        raise number
+    return number
 
 
 def _of_dict(answer: Any) -> Reward | Unjudged:
@@ -221,8 +293,10 @@ def _of_dict(answer: Any) -> Reward | Unjudged:
     return Reward(_number(answer["score"]), score=accuracy, metrics=metrics, feedback=feedback)
 
 
-def _numbers(answer: Any, count: int) -> list[float | None]:
-    """A number or ``None`` for each row, of a list or tensor; one number alone is every row's where there is one row."""
+def _numbers(answer: Any, count: int) -> list[float | Exception | None]:
+    """A number, ``None`` or what is wrong with it for each row, of a list or tensor; one number alone is every row's where there is
+    one row.
+    """
     values = answer.tolist() if hasattr(answer, "tolist") else answer
     if isinstance(values, int | float) and count == 1:
         values = [values]
@@ -231,7 +305,14 @@ def _numbers(answer: Any, count: int) -> list[float | None]:
     values = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in values]
     if len(values) != count:
         raise ValueError(f"the function gave {len(values)} values for {count} rows")
-    return [None if value is None else _number(value) for value in values]
+    return [None if value is None else _number_or_problem(value) for value in values]
+
+
+def _number_or_problem(value: Any) -> float | Exception:
+    try:
+        return _number(value)
+    except Exception as error:
+        return error
 
 
 def _number(value: Any) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 from rlhf_authoring.contracts.session import Session, answer_of, check_running
 from rlhf_authoring.contracts.subject import Broken, expect
 from rlhf_host import Reward, RunError, Segment, Task, Trajectory, Unjudged, UserError
+from rlhf_host.internals import Failed
 
 ODD_TEXTS = ("", " \n\t ", "\0", "\u202e٧٢\u200f", "👩‍👩‍👧" * 40, "((((" * 200, "-" * 300, "1e999", "9" * 5000, "a " * 20_000)
 ODD_LABELS: tuple[Any, ...] = (None, "", 7, 1.5, [], {"answer": "4"}, "\0")
@@ -23,16 +24,18 @@ Result = Reward | float | Unjudged | None
 
 
 def _results(answer: Any, trajectories: Sequence[Trajectory]) -> list[Result]:
-    """The answer as a list of what ``score`` may give. Raises ``Broken``."""
+    """The answer as a list of what ``score`` may give. Raises ``Broken``, and ``RunError`` for what a function raised."""
     sequence = hasattr(answer, "__len__") and hasattr(answer, "__getitem__")
     expect(sequence, f"score gave a {type(answer).__name__}; return a list, one entry per trajectory")
     expect(len(answer) == len(trajectories), f"score gave {len(answer)} results for {len(trajectories)} trajectories")
+    if failed := next((one for one in answer if isinstance(one, Failed)), None):
+        raise RunError(failed.reason)
     return list(answer)
 
 
-def _score(session: Session, *groups: Sequence[Trajectory]) -> list[Result]:
+def _score(session: Session, *groups: Sequence[Trajectory], restored: bool = True) -> list[Result]:
     """The results of all groups, scored at once, one after another."""
-    answers = zip(session.score(*groups), groups, strict=True)
+    answers = zip(session.score(*groups, restored=restored), groups, strict=True)
     return [result for answer, group in answers for result in _results(answer, group)]
 
 
@@ -189,11 +192,14 @@ def order_of_trajectories_does_not_matter(session: Session) -> None:
 
 @check_running("score")
 def groups_at_once_are_as_one_after_another(session: Session) -> None:
-    """Many groups scored at once get what each gets alone."""
+    """Many groups scored at once get what each gets alone; where each moves a state that matters, any reward."""
     groups = session.groups() * 3
     for trajectory in (trajectory for group in groups for trajectory in group):
         trajectory.decode = _giving_way(trajectory.text)
     alone = [result for group in groups for result in _shown(_score(session, group))]
+    in_turn = [result for number, group in enumerate(groups) for result in _shown(_score(session, group, restored=not number))]
+    if in_turn != alone and session.state is not None:
+        return _expect_finite(_score(session, *groups), "a trajectory of groups that are scored at once")
     expect(_shown(_score(session, *groups)) == alone, "groups scored at once get other rewards than one after another")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import threading
 import time
 import zlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,16 @@ from rlhf_authoring.contracts.subject import Broken, Subject, check
 from rlhf_authoring.engines import ScriptedEngine
 from rlhf_authoring.models import tiny_tokenizer
 from rlhf_host import Episode, Generation, Outcome, RunContext, SampleKey, Sampling, ScoreContext, Segment, Task, Trajectory
-from rlhf_host.internals import Episodes, EpisodeSettings, Gate, PluginManager, SampledModel, episode_seed, task_renderer
+from rlhf_host.internals import (
+    Episodes,
+    EpisodeSettings,
+    Gate,
+    PluginManager,
+    SampledModel,
+    episode_seed,
+    plain_state,
+    task_renderer,
+)
 from rlhf_host.rollouts import render_prompt
 from rlhf_host.settings import DataConfig, RunConfig
 
@@ -171,6 +181,8 @@ class Session:
     manager: PluginManager
     roles: dict[str, MadeUpRole]
     loop: LoopThread
+    state: Mapping[str, Any] | None = None
+    """What ``state_dict`` gave when the run began, if the plugin takes it back."""
 
     def call(self, hook: str, **arguments: Any) -> Any:
         return self.loop.wait(self.manager.acall(self.subject.key, hook, **arguments), hook)
@@ -180,8 +192,12 @@ class Session:
         texts = self.subject.texts or TEXTS
         return [[answer_of(text, task, n) for n, text in enumerate(texts)] for task in self.subject.tasks or TASKS]
 
-    def score(self, *groups: Sequence[Trajectory]) -> list[Any]:
-        """Returns what the hook answers for each group, all scored at once."""
+    def score(self, *groups: Sequence[Trajectory], restored: bool = True) -> list[Any]:
+        """Returns what the hook answers for each group, all scored at once. ``restored``: by the plugin as it was when the run
+        began, so that a state which judging moves is no difference between two calls.
+        """
+        if restored and self.state is not None:
+            self.call("load_state_dict", state=copy.deepcopy(self.state))
         context = ScoreContext("train", 1, self.roles, tokenizer())
 
         async def at_once() -> list[Any]:
@@ -246,6 +262,8 @@ def running(
         session = Session(subject, manager, roles, loop)
         session.call("check_run", config=settings, tokenizers={name: tokenizer() for name in ("actor", *roles)})
         session.call("run_started", context=context)
+        if {"state_dict", "load_state_dict"} <= subject.hooks:
+            session = replace(session, state=copy.deepcopy(plain_state(manager.call(subject.key, "state_dict"), subject.key)))
         try:
             yield session
         finally:
