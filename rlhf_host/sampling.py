@@ -2,7 +2,8 @@
 
 ``configured`` makes a run's settings and plugins of ``Arguments``, and ``speaking`` lets errors speak of arguments, not of flags.
 ``session`` starts the roles; its ``sample``, ``answer``, ``score_again`` and ``experience`` do what a run does with trajectories.
-``rlhf_host.runs.read_steps`` reads files of trajectories, ``TrajectoryFile`` writes one. Importing this loads no torch.
+``rlhf_host.runs.read_steps`` reads files of trajectories, ``TrajectoryFile`` writes one; ``RolloutSource`` makes batches of a
+run from groups. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rlhf_host.training.picture_files import PictureFiles as PictureFiles
     from rlhf_host.training.records import json_line as json_line
     from rlhf_host.training.records import plain as plain
+    from rlhf_host.training.rollout_source import RolloutSource as RolloutSource
     from rlhf_host.training.saved_rows import SavedStep as SavedStep
     from rlhf_host.training.saved_rows import TrajectoryFile as TrajectoryFile
     from rlhf_host.training.saved_rows import check_vocabulary as check_vocabulary

@@ -16,7 +16,7 @@ from rlhf_host.errors import UserError, blaming
 from rlhf_host.plugins.discovery import unchosen
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import find_data, imported
-from rlhf_host.protocols.data import PythonRows
+from rlhf_host.protocols.data import GivenData, PythonRows
 from rlhf_host.records.needs import AlgoNeeds, Needs, RoleNeed
 
 ROWS = 8
@@ -53,7 +53,8 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(f"role {need.name}: {_model(need, config, needs)}")
     tokenizer = load_tokenizer(config.roles["actor"])
     check_inputs(config, manager, needs, tokenizer)
-    models = _resumed(resume, config, needs) if resume is not None else {}
+    saved = find_data(config, needs).read(config, manager, needs, tokenizer, rows) if config.from_trajectories else None
+    models = _resumed(resume, config, needs, saved) if resume is not None else {}
     start = runtime_start(config, manager, needs, tokenizer, 1, models)
     for line in [*runtime_plugin(config).describe(start)]:
         click.echo(f"runtime {config.runtime.name}: {line}")
@@ -65,12 +66,9 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         *forecasts(config, manager),
     ]:
         click.echo(line)
-    if config.from_trajectories is not None:
-        from rlhf_host.training.saved_rollouts import SavedData
-
-        for line in SavedData.of(config).report:
-            click.echo(line)
-    for split in ("train", "eval") if config.from_trajectories is None else ():
+    for line in saved.report if saved is not None else ():
+        click.echo(line)
+    for split in ("train", "eval") if saved is None else ():
         for line in _data(config, split, tokenizer, needs, manager, rows):
             click.echo(f"{split} data: {line}")
     train, rollout = config.train, config.rollout
@@ -80,19 +78,18 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
             f" {train.updates_per_batch}, old log-probabilities {config.old_logprobs_mode}"
         )
     else:
-        click.echo(find_data(needs).length(config))
+        click.echo(find_data(config, needs).length(config))
     click.echo("Checked: settings, plugins, the configuration of every model, the tokenizer, and data as far as it says above.")
     click.echo("Not checked: weights, other machines, rewards and trackers at work, and memory beyond what is said above.")
     click.echo(f"The run would be written to {config.run_dir}.")
 
 
-def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
+def _resumed(run_dir: Path, config: RunConfig, needs: Needs, saved: GivenData | None) -> dict[str, Path]:
     """The models of the checkpoint with which the run would go on. Raises ``UserError`` where it could not."""
     from rlhf_host.config.run_dir import in_use
     from rlhf_host.training.checkpoints import load_checkpoint
     from rlhf_host.training.inputs import RAISE_STEPS, STEPS
     from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
-    from rlhf_host.training.saved_rollouts import SavedData
     from rlhf_host.training.trained_roles import models_of
 
     if in_use(run_dir):
@@ -103,7 +100,7 @@ def _resumed(run_dir: Path, config: RunConfig, needs: Needs) -> dict[str, Path]:
     refuse_foreign(checkpoint)
     click.echo(f"{checkpoint.path}: the run would go on after step {checkpoint.step}")
     end: tuple[int | None, str] = config.train.steps or (STEPS if needs.samples else None), RAISE_STEPS
-    refuse_finished(config, checkpoint, run_dir, end if config.from_trajectories is None else SavedData.of(config).end(config))
+    refuse_finished(config, checkpoint, run_dir, end if saved is None else saved.end(config))
     refuse_lost(config, needs, checkpoint)
     return models_of(needs, checkpoint.role)
 
@@ -143,7 +140,7 @@ def _data(config: RunConfig, split: Any, tokenizer: Any, needs: Needs, manager: 
         few = source.model_copy(update={"max_samples": min(source.max_samples or ROWS, ROWS)})
         part = data.model_copy(update={"sources": [few], "max_samples": None, "max_prompt_tokens": None})
         if not needs.samples:
-            report = find_data(needs).look(config, part, split, needs, tokenizer, rows)
+            report = find_data(config, needs).look(config, part, split, needs, tokenizer, rows)
             lines += [f"{line}; later rows are not checked" for line in report]
             continue
         tasks = load_tasks(part, rows=rows, split=split, tokenizer=tokenizer, seed=seed, manager=manager)

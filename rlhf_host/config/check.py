@@ -157,7 +157,7 @@ def _chosen_row_refusals(manager: PluginManager) -> Iterator[str]:
 def _row_refusals(config: RunConfig, manager: PluginManager, needs: Needs) -> Iterator[str]:
     """Yields what has no place in a run over a data set."""
     try:
-        plugin = find_data(needs)
+        plugin = find_data(config, needs)
     except PluginError as error:
         yield str(error)
     else:

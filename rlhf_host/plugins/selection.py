@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import click
     from pydantic import BaseModel
 
+    from rlhf_host.config.schema import RunConfig
     from rlhf_host.protocols.data import DataPlugin
     from rlhf_host.records.needs import Needs
 
@@ -145,12 +146,15 @@ def load_command(info: PluginInfo) -> click.Command:
     return command
 
 
-def find_data(needs: Needs) -> DataPlugin:
-    """Returns what reads the rows of such a run. Raises ``PluginError``, which says what to install, where nothing does."""
+def find_data(config: RunConfig, needs: Needs) -> DataPlugin:
+    """Returns what reads the data of a run that samples nothing. Raises ``PluginError``, which says what to install, where nothing
+    does.
+    """
+    name = "trajectories" if needs.samples else str(needs.data)
     try:
-        plugin: DataPlugin = imported(find("data", str(needs.data)))
+        plugin: DataPlugin = imported(find("data", name))
     except PluginError as error:
-        raise PluginError(f"the run trains on {needs.data} data: {error}") from error
+        raise PluginError(f"the run trains on {config.from_trajectories or f'{name} data'}: {error}") from error
     return plugin
 
 

@@ -51,7 +51,7 @@ class GivenData(Protocol):
 
 class DataPlugin(Protocol):
     """An object that an entry point of the group ``rlhf.data`` names. Runs that sample nothing use it; the entry point is called
-    as the ``Needs.data`` of their algorithm, such as ``preference``.
+    as the ``Needs.data`` of their algorithm, such as ``preference``, or ``trajectories``, where ``from_trajectories`` is set.
     """
 
     def refusals(self, config: RunConfig, manager: PluginManager, needs: Needs) -> Iterable[str]:

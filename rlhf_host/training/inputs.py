@@ -104,12 +104,8 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
         for data in (config.data, config.eval.data):
             data.day = data.day or date.today().isoformat()  # another one after midnight would be another prompt
     phase("Reading data")
-    if not needs.samples:
-        return Inputs(tokenizer, find_data(needs).read(config, manager, needs, tokenizer, rows))
-    if config.from_trajectories is not None:
-        from rlhf_host.training.saved_rollouts import SavedData
-
-        return Inputs(tokenizer, SavedData.of(config))
+    if config.from_trajectories is not None or not needs.samples:
+        return Inputs(tokenizer, find_data(config, needs).read(config, manager, needs, tokenizer, rows))
     tasks = tasks_of(config, config.data, "train", tokenizer, rows, manager)
     if AlgoNeeds.of(needs).unit_rows:
         prompt = max((len(task.prompt_ids or ()) for task in tasks.tasks), default=1)

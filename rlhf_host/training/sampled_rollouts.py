@@ -1,4 +1,4 @@
-"""Sources of a run's rollouts: here, tasks that the engines play step by step. ``saved_rollouts`` and ``rollouts.pipeline`` are
+"""Sources of a run's rollouts: here, tasks that the engines play step by step. ``rlhf_samples.saved_rollouts`` and ``rollouts.pipeline`` are
 the other sources.
 """
 

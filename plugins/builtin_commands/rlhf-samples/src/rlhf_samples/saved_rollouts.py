@@ -6,19 +6,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rlhf_host.config.schema import RunConfig
-from rlhf_host.errors import UserError
-from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.records.needs import Needs, ScoreContext
-from rlhf_host.rollouts.collect import Collected, Played
-from rlhf_host.training.assemble import Started
-from rlhf_host.training.events import EventLoop
-from rlhf_host.training.inputs import RAISE_STEPS
-from rlhf_host.training.rollout_source import RolloutSource
-from rlhf_host.training.saved_rows import SavedStep, check_vocabulary, decoder, read_steps
-from rlhf_host.training.source import Source
+from rlhf_host import Needs, ScoreContext, UserError
+from rlhf_host.runs import read_steps
+from rlhf_host.settings import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf_host.internals import PluginManager
+    from rlhf_host.sampling import Collected, RolloutSource, SavedStep
 
 
 class SavedRollouts:
@@ -73,6 +69,8 @@ class SavedRollouts:
 
     async def next_rollouts(self, context: ScoreContext) -> Collected:
         """Returns the file's groups for ``context.step``; nothing is drawn or sampled."""
+        from rlhf_host.sampling import Collected, decoder
+
         step = self.saved[context.step - 1]
         for row in step.rows if context.tokenizer is not None else ():
             row.decode = decoder(context.tokenizer)
@@ -83,7 +81,7 @@ class SavedRollouts:
     def state_dict(self) -> dict[str, Any]:
         return {"trajectories": self._digest(), "steps": self.steps}
 
-    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Played]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], finished: Mapping[int, Any]) -> None:
         """Restores the position. Raises ``UserError`` if the file has changed."""
         if state["trajectories"] != self._digest():
             raise UserError(f"{self.path} changed since the checkpoint: resume with the file the run began with")
@@ -122,6 +120,8 @@ class SavedData:
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         """Raises ``UserError`` as ``SavedRollouts``, and for tokens that the actor does not have."""
+        from rlhf_host.sampling import check_vocabulary
+
         rollouts = SavedRollouts(config)
         check_vocabulary(rollouts.saved, config.roles["actor"])
         return cls(rollouts)
@@ -135,15 +135,37 @@ class SavedData:
 
     def end(self, config: RunConfig) -> tuple[int, str]:
         if self.steps(config) < self.rollouts.steps:
-            return self.steps(config), RAISE_STEPS
+            return self.steps(config), "; raise --train.steps to continue"
         return self.rollouts.steps, f": {self.rollouts.path} has no more steps"
 
     def computed(self, config: RunConfig, manager: PluginManager, needs: Needs) -> Sequence[str]:
         return ()
 
-    def source(self, config: RunConfig, manager: PluginManager, started: Started, events: EventLoop) -> Source:
+    def source(self, config: RunConfig, manager: PluginManager, started: Any, events: Any) -> RolloutSource:
+        from rlhf_host.sampling import RolloutSource
+
         context = ScoreContext("train", 0, started.handles, started.tokenizer)
         return RolloutSource(self.rollouts, config, manager, started.needs, started.runtime.trainer, context, events)
 
-    def evaluate(self, config: RunConfig, manager: PluginManager, started: Started, events: EventLoop) -> None:
+    def evaluate(self, config: RunConfig, manager: PluginManager, started: Any, events: Any) -> None:
         """Nothing is evaluated: nothing is sampled."""
+
+
+class SavedTrajectories:
+    """``DataPlugin`` of files that ``from_trajectories`` names."""
+
+    def refusals(self, config: RunConfig, manager: PluginManager, needs: Needs) -> Sequence[str]:
+        """The host refuses what has no place where nothing is sampled."""
+        return ()
+
+    def read(self, config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any, rows: Any) -> SavedData:
+        return SavedData.of(config)
+
+    def look(self, config: RunConfig, data: Any, split: str, needs: Needs, tokenizer: Any, rows: Any) -> Sequence[str]:
+        return SavedData.of(config).report if split == "train" else ()
+
+    def length(self, config: RunConfig) -> str:
+        return f"steps of {config.from_trajectories}"
+
+
+SAVED_TRAJECTORIES = SavedTrajectories()
