@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rlhf_host.training.rollout_source import RolloutSource as RolloutSource
     from rlhf_host.training.saved_rows import SavedStep as SavedStep
     from rlhf_host.training.saved_rows import TrajectoryFile as TrajectoryFile
-    from rlhf_host.training.saved_rows import check_vocabulary as check_vocabulary
     from rlhf_host.training.saved_rows import decoder as decoder
     from rlhf_host.training.session import session as session
 

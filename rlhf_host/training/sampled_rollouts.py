@@ -1,5 +1,5 @@
-"""Sources of a run's rollouts: here, tasks that the engines play step by step. ``rlhf_samples.saved_rollouts`` and ``rollouts.pipeline`` are
-the other sources.
+"""Sources of a run's rollouts: here, tasks that the engines play step by step. ``rollouts.pipeline`` is another, and saved
+trajectories (package ``rlhf-samples``) are.
 """
 
 from __future__ import annotations

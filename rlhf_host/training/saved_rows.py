@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_host.config.run_dir import CONFIG, named_run, near_runs
-from rlhf_host.config.schema import RoleConfig, RunConfig
+from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.yaml_file import plain, read_yaml
 from rlhf_host.data.rows import LINES, file_format, read_path
 from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.protocols.data import Split
-from rlhf_host.records.episodes import Group, Reward, Segment, Task, Trajectory
+from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
 from rlhf_host.records.pictures import is_list, is_picture, pictures_in
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.picture_files import PictureFiles
@@ -59,45 +58,6 @@ class SavedStep:
         """Raises ``UserError`` if the file has only texts."""
         if not self.tokens:
             raise UserError(f"{self.where}: {why}: {WITH_TOKENS}")
-
-    def groups(self) -> list[Group]:
-        """Returns the judged trajectories by group, in file order."""
-        groups: dict[str, Group] = {}
-        for row in self.rows:
-            if row.reward is not None:
-                groups.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
-        return list(groups.values())
-
-    @property
-    def group_sizes(self) -> dict[str, int]:
-        """Trajectories per group, including unjudged ones."""
-        return Counter(row.group_id for row in self.rows)
-
-    def reward_weights(self, configured: Mapping[str, float]) -> dict[str, float]:
-        """Returns the weight of every reward in these rows: the file's, else the configured one, else 1 if rewards have one.
-        Raises ``UserError`` if no weight is known, or the file and the configuration disagree.
-        """
-        names = list(dict.fromkeys(name for row in self.rows for name in row.rewards if name != AGENT))
-        weights = {**configured, **self.weights}
-        again = "; rlhf replay scores a file again: --reward NAME --output SCORED.jsonl"
-        for name, weight in configured.items():
-            if name not in names:
-                raise UserError(f"{self.where}: scored by {', '.join(names) or 'no plugin'}, not by {name}{again}")
-            if self.weights.get(name, weight) != weight:
-                raise UserError(f"{self.where}: {name} was weighted {self.weights[name]:g}, and now {weight:g}{again}")
-        unknown = [name for name in names if name not in weights]
-        if unknown and all(map(_is_plain_sum, self.rows)):
-            return dict.fromkeys(names, 1.0)
-        if unknown:
-            raise UserError(
-                f"{self.where}: nothing says how the rewards {', '.join(unknown)} were weighted: "
-                f"give --reward and --reward.NAME.weight as in the run that made the file"
-            )
-        return {name: weights[name] for name in names}
-
-
-def _is_plain_sum(row: Trajectory) -> bool:
-    return row.reward is None or math.isclose(row.reward, sum(reward.total for reward in row.rewards.values() if reward))
 
 
 def lines(step: int, split: Split, rows: Iterable[Trajectory], origin: Mapping[str, Any], directory: Path) -> bytes:
@@ -447,17 +407,3 @@ def _reader(row: _Row, where: str) -> Callable[[Sequence[int]], str]:
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return lambda token_ids: tokenizer.decode(list(token_ids), skip_special_tokens=True)
-
-
-def check_vocabulary(steps: Iterable[SavedStep], actor: RoleConfig) -> None:
-    """Raises ``UserError`` for a token outside the model's vocabulary, if its size is known."""
-    from rlhf_host.models.loading import sizes
-
-    size, _ = sizes(actor)
-    for step in steps if size is not None else ():
-        highest = max((max(s.token_ids, default=0) for row in step.rows for s in row.segments), default=0)
-        if highest >= (size or 0):
-            raise UserError(
-                f"{step.where}: step {step.step} has the token {highest}, and the model a vocabulary of {size}: "
-                "give the model that they were sampled from"
-            )

@@ -11,8 +11,9 @@ from typing import Any
 from rlhf_host import Experience, Group, Needs, RoleNeed, Session, Trajectory, UserError
 from rlhf_host.internals import PluginManager
 from rlhf_host.models import load_tokenizer
-from rlhf_host.sampling import SavedStep, check_vocabulary, decoder, session
+from rlhf_host.sampling import SavedStep, decoder, session
 from rlhf_host.settings import RunConfig, merge_needs
+from rlhf_samples.saved_steps import check_vocabulary, judged_groups, reward_weights
 
 
 @dataclass(slots=True)
@@ -166,8 +167,8 @@ class _Replayer:
             ]
             if self.manager.has("compute_advantages") and all(row.advantage is None for row in step.rows):
                 recomputed = True
-                if saved := step.groups():
-                    self.session.experience(step, saved, step.reward_weights({}))
+                if saved := judged_groups(step):
+                    self.session.experience(step, saved, reward_weights(step, {}))
             if groups:
                 experience = self.session.experience(step, groups, weights)
                 _note(experience, {id(change.new): change for change in of_step})
@@ -192,13 +193,13 @@ class _Replayer:
         if missing:
             step.require_tokens("the chosen rewards read more than the answer, and the file has only that")
             raise missing[0]  # else it would be the reward's failure, and leave its rows unjudged
-        return weights or step.reward_weights({}), bool(weights)
+        return weights or reward_weights(step, {}), bool(weights)
 
     def _filtered(self, step: SavedStep, rows: Sequence[Trajectory]) -> tuple[list[Group], dict[str, str]]:
         """Returns the judged rows by group, and the reasons why training would not have kept others."""
         remaining: list[Group] = []
         dropped: dict[str, str] = {}
-        for group in dataclasses.replace(step, rows=list(rows)).groups():
+        for group in judged_groups(dataclasses.replace(step, rows=list(rows))):
             reason = self.session.drop_reason(group) if step.split == "train" else None
             if reason is None:
                 remaining.append(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rlhf_host import Needs, ScoreContext, UserError
 from rlhf_host.runs import read_steps
 from rlhf_host.settings import RunConfig
+from rlhf_samples.saved_steps import check_vocabulary, judged_groups, reward_weights
 
 if TYPE_CHECKING:
     from rlhf_host.internals import PluginManager
@@ -40,7 +42,7 @@ class SavedRollouts:
         self.weights: dict[str, float] = {}
         for step in self.saved:
             self._check(step, config)
-            for name, weight in step.reward_weights(configured).items():
+            for name, weight in reward_weights(step, configured).items():
                 if (before := self.weights.setdefault(name, weight)) != weight:
                     raise UserError(f"{step.where}: the reward {name} is weighted {weight:g} here and {before:g} before")
 
@@ -58,7 +60,7 @@ class SavedRollouts:
                 f"training ends with them, before train.steps {self._planned}, which the learning rate's schedule follows"
             )
         for step in self.saved:
-            sizes = set(step.group_sizes.values())
+            sizes = set(Counter(row.group_id for row in step.rows).values())
             if len(sizes) > 1:
                 lines.append(
                     f"{step.where}: groups of {min(sizes)} to {max(sizes)} trajectories in step {step.step}; "
@@ -74,7 +76,7 @@ class SavedRollouts:
         step = self.saved[context.step - 1]
         for row in step.rows if context.tokenizer is not None else ():
             row.decode = decoder(context.tokenizer)
-        collected = Collected(step.groups(), drawn=len(step.group_sizes))
+        collected = Collected(judged_groups(step), drawn=len({row.group_id for row in step.rows}))
         collected.note_unjudged(step.rows)
         return collected
 
@@ -120,8 +122,6 @@ class SavedData:
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         """Raises ``UserError`` as ``SavedRollouts``, and for tokens that the actor does not have."""
-        from rlhf_host.sampling import check_vocabulary
-
         rollouts = SavedRollouts(config)
         check_vocabulary(rollouts.saved, config.roles["actor"])
         return cls(rollouts)
