@@ -15,6 +15,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.functional import with_siblings
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.records.episodes import Group, Reward, Segment, Trajectory
+from rlhf_host.records.needs import AlgoNeeds
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.scoring import AGENT
@@ -212,10 +213,13 @@ def apply_rewards(experience: Experience, hooks: PluginManager) -> None:
 
 
 def apply_masks(experience: Experience, hooks: PluginManager) -> None:
-    """Combines ``loss_masks``, in place."""
-    shape = Rows.of(experience.completion_mask)
+    """Combines ``loss_masks``, in place. A unit whose rows train together, such as a pair, goes with its row."""
+    shape, before = Rows.of(experience.completion_mask), experience.loss_mask.any(-1)
     for _, mask in hooks.each("loss_masks", experience=experience):
         experience.loss_mask = experience.loss_mask & shape.ragged(mask)
+    gone = experience.unit_id[before & ~experience.loss_mask.any(-1)]
+    if len(gone) and any(AlgoNeeds.of(own).unit_rows for own in hooks.needs().values()):
+        experience.loss_mask = experience.loss_mask & ~torch.isin(experience.unit_id, gone)[:, None]
 
 
 def _finite(values: Tensor, key: str, hook: str) -> Tensor:

@@ -43,7 +43,6 @@ def optimize(
     """
     train, metrics, started = config.train, Metrics(), time.perf_counter()
     made: list[Update] = []
-    skipped = 0
     for epoch in range(train.epochs):
         for batch in _updates(experience, beside or {}, train.minibatches, [config.seed, step, epoch]):
             update = trainer.update(batch, sampled_now=sampled and not made)
@@ -58,10 +57,11 @@ def optimize(
                 raise RunError(
                     f"step {step}: {update.refused}; after {len(made) - 1} updates in this step, its trajectories are in {dump}"
                 )
-            skipped += 1
-    result = metrics.result()
-    result |= speed(made, time.perf_counter() - started)
-    if len(made) > skipped and roles and not any(name in result for name in ("loss", *(f"{role}/loss" for role in roles))):
+    skipped = sum(update.refused is not None for update in made)
+    result = metrics.result() | speed(made, time.perf_counter() - started)
+    if not experience.loss_mask.any():  # masks of plugins left nothing of the batch
+        result = {f"{role}/grad_norm".removeprefix("actor/"): 0.0 for role in roles} | result
+    elif len(made) > skipped and roles and not any(f"{role}/loss".removeprefix("actor/") in result for role in roles):
         raise RunError(
             f"step {step}: no plugin gave a loss term, so nothing was trained: compute_loss must return or yield one"
             f" for {' or '.join(roles)}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_host import Group, Reward, RunError, Segment, Task, Trajectory, hookimpl
-from rlhf_host.rollouts.experience import apply_rewards, make_experience
+from rlhf_host import AlgoNeeds, Group, Reward, RunError, Segment, Task, Trajectory, hookimpl
+from rlhf_host.rollouts.experience import apply_masks, apply_rewards, make_experience
 
 from .playing import load
 
@@ -99,3 +99,24 @@ def test_rewards_that_are_not_finite_end_the_run():
     made = experience(row("a", [5], reward=3.0), weights={})
     with pytest.raises(RunError, match="extension:p0 gave non-finite numbers from transform_rewards"):
         apply_rewards(made, load(Transforms(float("inf"))))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_that_train_together_leave_the_loss_together(together):
+    class Pairs:
+        @hookimpl
+        def needs(self):
+            return AlgoNeeds(unit_rows=together)
+
+        @hookimpl
+        def loss_masks(self, experience):
+            mask = torch.ones_like(experience.action_mask)
+            mask[0] = False  # the whole row
+            mask[2, 0] = False  # a token of it
+            return mask
+
+    made = experience(*(row(name, [5, 6]) for name in "abcd"), weights={})
+    made.unit_id = torch.tensor([0, 0, 1, 1])
+    apply_masks(made, load(Pairs()))
+    other = [False, False] if together else [True, True]
+    assert made.loss_mask.tolist() == [[False, False], other, [False, True], [True, True]]

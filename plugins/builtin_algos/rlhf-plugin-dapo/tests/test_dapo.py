@@ -103,6 +103,15 @@ def test_bounds_that_keep_nothing_are_refused():
         DynamicFiltering.Options(low=0.6, high=0.6)
 
 
+def test_filtering_is_refused_where_nothing_gives_a_reward():
+    plugin = DynamicFiltering(DynamicFiltering.Options())
+    config = {"reward": {}, "agent": {"name": "single_turn"}, "from_trajectories": None}
+    with pytest.raises(UserError, match="the run has no reward: give --reward NAME, or leave it out"):
+        plugin.check_run(config)
+    for given in ({"reward": {"format": {}}}, {"agent": {"name": "textarena"}}, {"from_trajectories": "run"}):
+        plugin.check_run(config | given)
+
+
 # --- rewards ------------------------------------------------------------------------------------
 
 

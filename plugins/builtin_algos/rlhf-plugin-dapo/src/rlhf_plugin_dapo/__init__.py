@@ -46,6 +46,13 @@ class DynamicFiltering:
         return Needs(min_group_size=2)
 
     @hookimpl
+    def check_run(self, config: Mapping[str, Any]) -> None:
+        if not config["reward"] and config["agent"]["name"] == "single_turn" and config["from_trajectories"] is None:
+            raise UserError(
+                "it keeps groups whose rewards differ, and the run has no reward: give --reward NAME, or leave it out"
+            )
+
+    @hookimpl
     def keep_group(self, group: Group) -> bool | Drop:
         """Keeps or drops a group. An episode's several trajectories count once. Groups of equal rewards are dropped, whatever
         their scores; if any trajectory has no score, that is the only rule.
