@@ -107,6 +107,10 @@ SLOW = {
     "tests/distributed/ray/test_fsdp.py": ("", "FSDP2 on Ray"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("", "rows of public data sets, and all of HumanEval"),
     "tests/docs/test_plugin_pages.py": ("own_tests|trains", "the packages of the pages, built, tested and trained with"),
+    "tests/combinations/test_combinations.py": (
+        "in_pairs",
+        "algorithms, extensions, data and schedules, each with each; a sample at every change",
+    ),
     "tests/cli/test_chat.py": (
         "asked_as_in_training|reward_model_writes|ctrl_c",
         "models of runs that are talked to, in processes of their own",
