@@ -35,13 +35,8 @@ Settings = str | Path | Sequence[str | Path]
 """A preset, a recipe or an environment by name, a file, or a list of these, of which later ones override."""
 
 
-_WORDS = {
-    "with": "extensions",
-    "reward": "rewards",
-    "tracker": "trackers",
-    "eval.data": "eval_data",
-    "eval.reward": "eval_rewards",
-}
+_WORDS = {"with": "extensions", "reward": "rewards", "tracker": "trackers"}
+_WORDS |= {"eval.data": "eval_data", "eval.reward": "eval_rewards"}
 _KEYS = {argument: key for key, argument in _WORDS.items()}
 """An argument's name → the key that it sets, where another one."""
 _WORDS |= {long: name for name, long in SHORT.items()}
@@ -120,8 +115,8 @@ class Arguments:
         self.rows: dict[str, Iterable[Mapping[str, Any]]] = dict(known.rows) if known else {}
         self.new: set[tuple[str, str]] = set()
         settings = dict(settings)
-        disable = settings.pop("disable", ())
-        self.left_out = [disable] if isinstance(disable, str) else list(disable)
+        disable = settings.pop("disable", None)
+        self.left_out = list(disable) if isinstance(disable, list | tuple | set) else [disable]
         problems, names = Problems(), Names()
         self.settings = Located({}, "")
         given = [(name, value) for name, value in named.items() if value is not None] + list(settings.items())
@@ -157,22 +152,22 @@ class Arguments:
             raise UserError(
                 f"model is a directory, hub name or GGUF file, not {type(value).__name__}: write it with save_pretrained first"
             )
+        if path == "eval" and isinstance(value, Mapping) and "data" in value:
+            return {**value, "data": self._checked("eval.data", value["data"])}
         if path not in ("data", "eval.data"):
             return value
-        if value is None:
-            return {"sources": []}
         rows = _rows(value, "eval" if path == "eval.data" else "train")
         if rows is not None:
             spec = f"{PYTHON}:{path.replace('.', '_')}"
             self.rows[spec] = rows
             return {"sources": [spec]}
-        if not isinstance(value, str | Path | list | tuple | Mapping):
+        if not isinstance(value, str | Path | list | tuple | Mapping | None):
             raise UserError(f"{path} is a path, a name, or rows with a prompt each, not {type(value).__name__}")
         if isinstance(value, list | tuple) and (text := next(filter(_is_no_source, value), None)) is not None:
             raise UserError(
                 f"{path} has {text!r}, which is no file and no name: rows are dictionaries, [{{'prompt': {text!r}}}]"
             )
-        return value if isinstance(value, Mapping) else {"sources": value}
+        return value if isinstance(value, Mapping) else {"sources": [] if value is None else value}
 
     def _choices(self, kind: str, value: Any) -> Any:
         if isinstance(value, Mapping) and (isinstance(value.get("name", {}), Mapping) or "name" not in value):
@@ -259,16 +254,15 @@ def _rows(value: Any, split: str) -> Iterable[Mapping[str, Any]] | None:
             if name in value:
                 return value[name]
         raise UserError(f"the dataset has the splits {', '.join(value)}: give one of them, data=dataset[SPLIT]")
-    if isinstance(value, list | tuple):
-        # a mapping with a path and no prompt names a source
-        rows = [row for row in value if isinstance(row, Mapping) and ("path" not in row or set(row) & set(PROMPT_KEYS))]
-        if not rows and value:
-            return None
-        if len(rows) < len(value):
-            raise UserError("data mixes rows and names of sources: give one or the other")
-        return list(value)
     if hasattr(value, "to_dict") and hasattr(value, "columns"):
         return value.to_dict("records")
-    if isinstance(value, Iterable):  # a dataset is one, and is not copied
-        return value if hasattr(value, "column_names") else list(value)
+    if hasattr(value, "column_names"):  # a dataset is not copied
+        return value
+    if isinstance(value, Iterable):
+        value = list(value)
+        # a mapping with a path and no prompt names a source
+        rows = [row for row in value if isinstance(row, Mapping) and ("path" not in row or set(row) & set(PROMPT_KEYS))]
+        if rows and len(rows) < len(value):
+            raise UserError("data mixes rows and names of sources: give one or the other")
+        return value if rows or not value else None
     return None

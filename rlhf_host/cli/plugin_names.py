@@ -64,7 +64,7 @@ def left_out(names: Iterable[str | None]) -> Iterator[None]:
     Raises:
         UserError: no installed plugin goes by a name.
     """
-    specs = [spec.strip() for name in names for spec in (name or "").split(",") if spec.strip()]
+    specs = [spec.strip() for name in names for spec in str(name or "").split(",") if spec.strip()]
     known = discover(disabled=True) if specs else []
     for spec in specs:
         if not any(info.goes_by(spec) for info in known):

@@ -20,9 +20,7 @@ log = logging.getLogger(__name__)
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 CARRIED = "model-carried.safetensors"
 """File of carried weights beside those of the model."""
-LEFT_OUT = (
-    "%d tensors (%s ...) are not carried: they are quantized, and %s is written in ordinary types: give a base in 16 bits"
-)
+LEFT_OUT = "%d quantized tensors (%s ...) are not carried, because %s is written in ordinary types: give a base in 16 bits"
 
 
 def carry(model: Any, files: Iterable[Path], replaced: Callable[[], Any] | None = None) -> None:
@@ -83,9 +81,14 @@ def write_index(directory: Path, where: dict[str, str], size: int) -> None:
 
 
 def names_in(files: Iterable[Path]) -> dict[str, Any]:
-    """Returns name of each weight → its file, opened."""
-    handles = [safe_open(file, "pt") for file in files]
-    return {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118
+    """Returns name of each weight → its file, opened. Raises ``UserError`` for two different weights of one name."""
+    found: dict[str, Any] = {}
+    for handle in [safe_open(file, "pt") for file in files]:
+        for name in handle.keys():  # noqa: SIM118
+            other = found.setdefault(name, handle)
+            if other is not handle and not other.get_tensor(name).double().equal(handle.get_tensor(name).double()):
+                raise UserError(f"two of its files have a weight {name}, with different values: take one of them out")
+    return found
 
 
 def targets(model: Any, names: Iterable[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def summary(rows: Sequence[Trajectory], settings: EvalConfig) -> dict[str, float]:
+def summary(rows: Sequence[Trajectory], settings: EvalConfig, *, scored: bool = False) -> dict[str, float]:
     """Returns the metrics of final trajectories: their number ``samples``, of which ``failed`` episodes and ``unjudged`` answers;
     ``reward/mean``, ``reward/NAME`` of each of several plugins, ``length/mean`` and ``truncated`` of the judged ones;
     ``score/mean`` and ``pass@k``, where a failed episode counts as wrong.
@@ -28,6 +28,9 @@ def summary(rows: Sequence[Trajectory], settings: EvalConfig) -> dict[str, float
     Rewards, scores and pass@k have ``NAME/stderr`` too: the standard error over tasks, because samples of one task are not
     independent. Where answers are unjudged, scores and pass@k have ``NAME/low`` and ``NAME/high``: these answers counted as wrong,
     and as right.
+
+    Args:
+        scored: rewards are known to give scores, by rows of other sources.
     """
     rows = [row for row in rows if row.final]
     judged = [row for row in rows if row.reward is not None]
@@ -39,7 +42,7 @@ def summary(rows: Sequence[Trajectory], settings: EvalConfig) -> dict[str, float
         "unjudged": float(sum(row.reward is None and not row.failed for row in rows)),
     }
     if not judged:
-        return values
+        return values | _successes(rows, settings, scored=scored)
     values |= {
         "reward/mean": fmean(row.reward or 0.0 for row in judged),
         "length/mean": fmean(row.action_length for row in judged),
@@ -50,14 +53,14 @@ def summary(rows: Sequence[Trajectory], settings: EvalConfig) -> dict[str, float
         if totals := [reward.total for row in judged if (reward := row.rewards.get(name)) is not None]:
             values[f"reward/{name}"] = fmean(totals)
     values |= _with_error("reward", [fmean(row.reward or 0.0 for row in each) for each in _by_task(judged)])
-    return values | _successes(rows, settings)
+    return values | _successes(rows, settings, scored=scored)
 
 
-def _successes(rows: Sequence[Trajectory], settings: EvalConfig) -> dict[str, float]:
+def _successes(rows: Sequence[Trajectory], settings: EvalConfig, *, scored: bool) -> dict[str, float]:
     """Returns ``score/mean`` and ``pass@k`` over sources whose rewards give a score."""
-    scored = {row.task.source for row in rows if row.score is not None}
-    without = {row.task.source for row in rows if row.reward is not None} - scored
-    if not scored:
+    sources = {row.task.source for row in rows if row.score is not None}
+    without = {row.task.source for row in rows if row.reward is not None} - sources
+    if not sources and (without or not scored or not any(row.failed for row in rows)):
         return {}
     tasks = _by_task([row for row in rows if row.task.source not in without])
     known = [[score for row in answers if (score := 0.0 if row.failed else row.score) is not None] for answers in tasks]

@@ -41,13 +41,13 @@ class Evaluation:
         rows = collected.trajectories_in_order()
         metrics = {f"eval/{name}": value for name, value in self._summary(rows).items()}
         sources = {row.task.source for row in rows}
-        if len(sources) > 1:
-            for source in sorted(sources):
-                own = [row for row in rows if row.task.source == source]
-                metrics |= {f"eval/{source}/{name}": value for name, value in self._summary(own).items()}
+        scored = "eval/score/mean" in metrics
+        for source in sorted(sources) if len(sources) > 1 else ():
+            own = [row for row in rows if row.task.source == source]
+            metrics |= {f"eval/{source}/{name}": value for name, value in self._summary(own, scored=scored).items()}
         metrics["time/eval"] = time.perf_counter() - started
         return metrics, rows
 
-    def _summary(self, rows: Sequence[Trajectory]) -> dict[str, float]:
+    def _summary(self, rows: Sequence[Trajectory], *, scored: bool = False) -> dict[str, float]:
         measured = row_means(row for row in rows if row.final and row.reward is not None)
-        return self.row_metrics.merged_with(summary(rows, self.settings), measured)
+        return self.row_metrics.merged_with(summary(rows, self.settings, scored=scored), measured)

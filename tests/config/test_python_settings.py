@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rlhf_host import hookimpl
 from rlhf_host.arguments import Arguments
+from rlhf_host.cli.plugin_names import left_out
 from rlhf_host.config.flag_names import CHOICES, known_flags
 from rlhf_host.config.flags import parse
 from rlhf_host.config.load import read_config
 from rlhf_host.config.resolve import resolve
 from rlhf_host.config.tree import MANY, SINGLE, Names, annotation_at
+from rlhf_host.config.yaml_file import plain
 from rlhf_host.errors import UserError
-from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.discovery import DISABLE, discover
 from rlhf_host.plugins.options import members, options_model
 from rlhf_host.plugins.selection import load
 
@@ -181,6 +186,42 @@ def test_forms_of_both_ways(arguments, flags):
     given = Arguments(named, {name: value for name, value in arguments.items() if name not in named})
     by_python = read_config([below, given.settings], quickstart=False)
     assert resolve(by_python.config, by_python.origins).config == resolve(by_flags.config, by_flags.origins).config
+
+
+def test_objects_in_a_section_are_taken_as_beside_it():
+    rows = [{"prompt": "1+1=", "label": "2"}]
+    inside = Arguments({}, {"eval": {"data": rows, "reward": length, "n": 2}})
+    beside = Arguments({"eval_data": rows, "eval_rewards": length}, {"eval.n": 2})
+    assert (
+        (inside.rows, inside.objects)
+        == (beside.rows, beside.objects)
+        == ({"python:eval_data": rows}, {("reward", "length"): length})
+    )
+    assert plain(inside.settings) == plain(beside.settings)
+
+
+def length(text, label):
+    return float(len(text))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": np.array([1, 2])}, "data is a path, a name, or rows with a prompt each, not list"),
+        ({"data": (each for each in "ab")}, "data is a path, a name, or rows with a prompt each, not list"),
+    ],
+)
+def test_what_is_no_setting_is_refused_by_name(settings, message):
+    with pytest.raises(UserError, match=re.escape(message.removesuffix("list"))):
+        Arguments({}, settings)
+
+
+def test_disable_takes_names_and_nothing():
+    for value in (None, [], (), "", ["", None]):
+        with left_out(Arguments({}, {"disable": value}).left_out):
+            assert DISABLE not in os.environ
+    with pytest.raises(UserError, match="--disable 3: no such plugin"), left_out(Arguments({}, {"disable": 3}).left_out):
+        pass
 
 
 def test_options_beside_an_object():

@@ -133,6 +133,21 @@ def test_two_names_of_one_weight_are_refused(base):
         load_model(RoleConfig(model=str(base)))
 
 
+def test_one_name_with_two_values_is_refused(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "base")
+    file, name = tmp_path / "base" / "model.safetensors", "model.norm.weight"
+    own = load_file(file)
+    other = file.with_name("other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(own, file.name) | {"extra": other.name}}
+    file.with_name("model.safetensors.index.json").write_text(json.dumps(index))
+    extra = {"extra": torch.ones(3).to(torch.float8_e4m3fn)}
+    save_file(extra | {name: own[name]}, other, metadata={"format": "pt"})
+    assert {*carried_by(load_model(RoleConfig(model=str(tmp_path / "base"))))} == {"extra"}
+    save_file(extra | {name: own[name] + 1}, other, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"two of its files have a weight model\.norm\.weight, with different values"):
+        load_model(RoleConfig(model=str(tmp_path / "base")))
+
+
 def test_a_scalar_head_replaces_a_head_and_nothing_else(base, tmp_path):
     critic = load_model(RoleConfig(model=str(base)), head="scalar", trainable=True)
     assert set(carried_by(critic)) == set(ADDED)
@@ -173,9 +188,7 @@ def test_a_quantized_base_that_is_written_in_ordinary_types_carries_nothing_and_
     saved = weights_in(tmp_path / "saved")
     assert {name: tensor.dtype for name, tensor in saved.items()} == dict.fromkeys(whole, torch.float32)
     assert torch.equal(saved[name], model.get_parameter(name))
-    assert (
-        "2 tensors (mtp.fc.weight ...) are not carried: they are quantized, and LlamaForCausalLM is written in" in caplog.text
-    )
+    assert "2 quantized tensors (mtp.fc.weight ...) are not carried, because LlamaForCausalLM is written in" in caplog.text
 
 
 def test_an_adapter_is_written_alone(base, tmp_path):

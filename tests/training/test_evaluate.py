@@ -84,6 +84,21 @@ def test_a_failed_episode_counts_as_wrong_and_is_said_beside_each_figure():
     assert summary(group("0", [FAILURE] * 3), EvalConfig(n=3)) == {"samples": 3, "failed": 3, "failed/share": 1, "unjudged": 0}
 
 
+def test_figures_of_a_source_have_its_own_failures_beside_them():
+    answers = rows(group("0", [FAILURE] * 2, "org/sums"), group("1", [1.0, 0.0, 1.0, FAILURE], "essays"))
+    found = {f"eval/{name}": value for name, value in summary(answers, EvalConfig(n=1)).items()}
+    for source in ("org/sums", "essays"):
+        own = summary([row for row in answers if row.task.source == source], EvalConfig(n=1), scored=True)
+        found |= {f"eval/{source}/{name}": value for name, value in own.items()}
+    assert (found["eval/org/sums/pass@1"], found["eval/essays/pass@1"], found["eval/pass@1"]) == (0.0, 0.5, 0.25)
+    assert beside(found, "eval/org/sums/pass@1") == "100 % of the episodes failed and count as wrong"
+    assert beside(found, "eval/essays/score/mean") == "25 % of the episodes failed and count as wrong"
+    assert beside(found, "eval/essays/reward/mean") == "25 % of the episodes failed and are left out"
+    assert beside(found, "eval/pass@1") == "50 % of the episodes failed and count as wrong"
+    alone = summary(group("0", [UNJUDGED] * 2), EvalConfig(n=1), scored=True)
+    assert "pass@1" not in alone
+
+
 def test_a_failed_episode_is_a_wrong_answer_of_every_role():
     answers = rows(group("0", [1.0, 1.0, FAILURE], role="writer"), group("0", [1.0, 0.0], role="critic"))
     found = summary(answers, EvalConfig(n=3))

@@ -17,22 +17,23 @@ Plan = dict[str, "list[int] | None"]
 class Rehearsals:
     def __init__(self, runner: Runner):
         self.runner = runner
-        self._done: dict[tuple[str, str, str], tuple[str, Plan]] = {}
-        self._running: dict[tuple[str, str, str], asyncio.Task[tuple[str, Plan]]] = {}
+        self._done: dict[tuple[str, ...], tuple[str, Plan]] = {}
+        self._running: dict[tuple[str, ...], asyncio.Task[tuple[str, Plan]]] = {}
 
     async def of(self, suite: Suite) -> tuple[str, Plan]:
         """Returns why the tests cannot be used, or nothing, and their plan. Raises ``JailFailed``."""
         if suite.plain:
             return "", {}
-        key = (suite.setup, suite.tests, self.runner.python)
+        key = (suite.setup, suite.tests, suite.header, self.runner.python)
         if key not in self._done:
             task = self._running.get(key)
-            if task is None or task.get_loop() is not asyncio.get_running_loop():
+            if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
                 task = self._running[key] = asyncio.create_task(self._rehearsed(suite))
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())  # who waits for it may be gone
             try:
                 self._done[key] = await asyncio.shield(task)
             finally:
-                if task.done():
+                if task.done() and self._running.get(key) is task:
                     self._running.pop(key, None)
             while len(self._done) > MOST:
                 self._done.pop(next(iter(self._done)))
