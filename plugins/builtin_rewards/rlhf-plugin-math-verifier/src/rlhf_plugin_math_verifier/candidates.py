@@ -28,6 +28,7 @@ from rlhf_plugin_math_verifier.claims import (
     sentence_before,
     standing,
     stated,
+    values,
 )
 from rlhf_plugin_math_verifier.decoration import plain_text, unquoted
 from rlhf_plugin_math_verifier.phrases import (
@@ -38,8 +39,11 @@ from rlhf_plugin_math_verifier.phrases import (
     CONCLUSION,
     DECIMAL_COMMA,
     DOUBTED,
+    OFFER,
+    REFUSED,
     REMARK,
     SUPERSEDED,
+    SUPPOSED,
     VERB,
     YES_OR_NO,
 )
@@ -52,7 +56,8 @@ TRIES = 20
 _BRACES = re.compile(r"\\{1,4}(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\boxed\s+(-?[0-9][0-9.,/]*)")
 _TAG = re.compile(
-    r"<(answer|final_answer|solution)>((?:(?!<(?:answer|final_answer|solution)>).)*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE
+    r"[<\[](answer|final_answer|solution)[>\]]((?:(?![<\[](?:answer|final_answer|solution)[>\]]).)*?)(?:[<\[]/\1[>\]]|\Z)",
+    re.DOTALL | re.IGNORECASE,
 )
 _KEY = re.compile(
     r"""(?<=["'])(?:final|correct|the)?[ _-]?(?:answer|result|solution|ans)["']\s*:\s*"""
@@ -67,6 +72,8 @@ _BETWEEN = re.compile(
 """Pattern between values that are parts of one answer."""
 _COMMA = re.compile(r"(?<=[0-9]),(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9,.]{0,20}[0-9)\]]))")
 """A comma between digits that a language with decimal commas has before the decimals."""
+_UNWORKED = re.compile(r"[0-9]\s*(?:[-+*/×·÷]|\\(?:times|cdot|div)\b)\s*[0-9]")
+"""A sum that is not worked out, which a text that takes back its last value does not give instead."""
 _OR = re.compile(r"\b(?:or|oder|ou|или)\b|或")
 
 
@@ -125,7 +132,7 @@ def _find(text: str, form: Form, *, prose: bool, parts: int) -> Found | None:
 def _tagged(text: str, *, prose: bool, parts: int) -> Claim | None:
     """Returns the claim in the last tag or value of JSON, and in those beside it."""
     places = []
-    if "<" in text:
+    if "<" in text or "[" in text:
         for match in list(_TAG.finditer(text))[-TRIES:]:
             inside = match[2].strip()
             found = _find(inside, "any", prose=prose, parts=parts)
@@ -262,7 +269,10 @@ def _announced(text: str, *, prose: bool, parts: int) -> Claim | None:
     refused: list[str] = []
     claims: list[Claim] = []
     for match in reversed(list(ANNOUNCED.finditer(text))[-TRIES:]):
-        clause = last_clause(sentence_before(text, match.start()))
+        before = sentence_before(text, match.start())
+        if SUPPOSED.search(before + match.group()):
+            continue
+        clause = last_clause(before)
         claim = NONE if DOUBTED.search(clause) else stated(text[match.end() : match.end() + 1000].lstrip("\n"), prose=prose)
         if claim is None:
             continue
@@ -270,7 +280,7 @@ def _announced(text: str, *, prose: bool, parts: int) -> Claim | None:
             refused.append(_key(text[match.end() : match.end() + 200].partition("\n")[0]))
         elif _key(claim.text) not in refused:
             claims.append(claim)
-    if 1 < parts == len(claims):
+    if 1 < parts == len(claims) == len({unquoted(claim.text) for claim in claims}):
         return Claim(", ".join(claim.text for claim in reversed(claims)))
     if claims:
         earlier = tuple(claim.text for claim in claims[1:3])
@@ -292,9 +302,12 @@ def _last(text: str, *, prose: bool) -> Claim | None:
         return _last_words(whole, short=short)
     refused: list[str] = []
     remark: Claim | None = None
-    for start, end in reversed(_sentences(text)):
+    spans = _sentences(text)
+    for index, (start, end) in reversed(list(enumerate(spans))):
         sentence = text[start:end]
-        if not has_mathematics(sentence) or ITEM.search(sentence) is None:
+        if REFUSED.search(sentence) and "but" not in sentence.split():
+            return NONE
+        if not has_mathematics(sentence) or not values(sentence) or OFFER.match(sentence):
             continue
         claim = asserted(sentence, text[end + 1 :][:1000], announced=False)
         if not claim.text:
@@ -305,7 +318,10 @@ def _last(text: str, *, prose: bool) -> Claim | None:
             remark = remark or claim
         else:
             asked = text[end : end + 1] in "?？" and end < len(text)
-            return replace(claim, doubt=True) if asked else claim
+            supposed = SUPPOSED.search(sentence) is not None
+            given_up = any(REFUSED.search(text[slice(*span)]) for span in spans[max(0, index - 3) : index])
+            unworked = bool(refused) and _UNWORKED.search(claim.text) is not None
+            return replace(claim, doubt=True) if asked or supposed or given_up or unworked else claim
     return remark
 
 

@@ -28,9 +28,11 @@ from rlhf_plugin_math_verifier.phrases import (
     PHRASE_END,
     REASON,
     REPLACED,
+    REFERENCE,
     RETRACTED,
     SIDE_CLAUSE,
     UNSAID,
+    WITHDRAWN,
     YES_OR_NO,
 )
 
@@ -56,7 +58,7 @@ _PLAIN = (
     r"(?::[0-9]+)*(?:\s?/\s?[0-9]+)?(?:\s?\\?%|\s?percent\b)?)"
 )
 ITEM = re.compile(f"{_LATEX}|{_PLAIN}", re.DOTALL)
-_OPERATORS = re.compile(r"(?:[\s()+\-−*/×÷·^=x]|\\times|\\cdot|\\div)+")
+_OPERATORS = re.compile(r"(?:[\s()+\-−±*/×÷·^=≈πx]|\\times|\\cdot|\\div)+")
 _LISTED = re.compile(r"\s*(?:,|;|,?\s*\b(?:and|or|y|et|und|oder|ou|и|или)\b|和|与|、|或|,)\s*", re.IGNORECASE)
 _PART_OF = re.compile(
     r"(?:%|percent)[\s$)\\]*\s*of\s+[$(]*[-0-9]|\b(?:more|less|fewer|[a-z]+er|times)\b[^.;,]{0,20}\bthan\b[^.;]{0,40}[0-9]"
@@ -79,6 +81,7 @@ _MATHEMATICAL_WORDS = frozenset(
 )
 _CLAUSE_END = re.compile(r"(?<![A-Za-z])[.!;\n。！]|[!;\n。！]|\.\s")
 _CLAUSES = re.compile(r"[,;:，；：]|\bbut\b")
+_CLAUSE_STARTS = re.compile(r"[,;:—–]\s*|\bbut\b\s*|\bbecause\b\s*")
 _DENIAL = re.compile(r"(?:\w+ly\s+)?(?:not|never)\b", re.IGNORECASE)
 _CHOICE_WITH_REASON = re.compile(
     r"\W{0,4}([A-HJ])(?!\w)\W{0,4}\s(?:because|since|(?:(?:and|but)\s+)?(?:not|rather\s+than|instead\s+of)\s+[(*$]{0,3}[A-J](?!\w))"
@@ -111,6 +114,8 @@ def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: 
         return instead
     if RETRACTED.match(after):
         return NONE
+    if (later := withdrawn(after)) is not None:
+        return later
     denial = _DENIAL.match(sentence)
     if denial and (right := CORRECTED.match(sentence)) and right.end() < len(sentence):
         return asserted(sentence[right.end() :], prose=prose)
@@ -118,7 +123,7 @@ def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: 
         return _words(sentence)
     if denial:
         return NONE
-    items = _values(sentence)
+    items = values(sentence)
     if not items:
         return Claim(sentence)
     runs = _runs(sentence, items)
@@ -128,9 +133,9 @@ def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: 
     return _core(sentence, runs, announced=announced)
 
 
-def _values(sentence: str) -> list[re.Match[str]]:
+def values(sentence: str) -> list[re.Match[str]]:
     """Returns the values in a sentence; a name, such as ``$x$``, is one only if there is no other."""
-    items = list(ITEM.finditer(sentence))[:40]
+    items = [item for item in list(ITEM.finditer(sentence))[:40] if not REFERENCE.search(sentence, 0, item.start())]
     return [item for item in items if not _NAME.fullmatch(item.group())] or items
 
 
@@ -284,6 +289,8 @@ def around(text: str, start: int, end: int, *, prose: bool = False) -> str | Cla
     after = text[end : end + 1000]
     if (instead := replaced(after, prose=prose)) is not None:
         return instead
+    if (later := withdrawn(after)) is not None:
+        return later
     before = sentence_before(text, start)
     found = standing(before, after[:SIGHT]) or ("doubt" if DOUBTED.search(last_clause(before)) else "")
     ended = re.match(r"[\s$*)\]\\]{0,6}[.!]", after)
@@ -300,6 +307,23 @@ def replaced(after: str, *, prose: bool = False) -> Claim | None:
         return Claim(choice[1])
     end = SENTENCE_END.search(rest)
     return asserted(rest[: end.start()] if end else rest, rest[end.end() :] if end else "", prose=prose)
+
+
+def withdrawn(after: str) -> Claim | None:
+    """Returns what is left of an answer that one of the next clauses takes back: a value after that, which stays doubtful."""
+    begin = 0
+    for _ in range(4):
+        end = SENTENCE_END.search(after, begin)
+        stop = end.end() if end else len(after)
+        sentence = after[begin:stop]
+        starts = [0, *(match.end() for match in _CLAUSE_STARTS.finditer(sentence))]
+        if any(WITHDRAWN.match(sentence, start) for start in starts):
+            later = list(ITEM.finditer(after, stop))[-1:]
+            return Claim(later[0].group().strip(), doubt=True) if later else NONE
+        if end is None or ITEM.search(sentence):
+            return None
+        begin = stop
+    return None
 
 
 def stated(rest: str, *, prose: bool) -> Claim | None:

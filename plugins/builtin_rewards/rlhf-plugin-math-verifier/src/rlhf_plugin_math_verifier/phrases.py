@@ -37,7 +37,7 @@ _ARTICLE = (
 )
 _REFUSAL = (
     r"not|never|neither|nor|no|(?:by\s+)?no\s+means|scarcely|cannot|[a-z]+n't|hardly|isnt|less|fewer|more|greater|larger|smaller|bigger|higher|lower|at\s+least|at\s+most"
-    r"|up\s+to|over|under|below|above|between|exceeds?|different\s+from|other\s+than|anything\s+but|instead\s+of|rather\s+than|except"
+    r"|up\s+to|upwards?\s+of|(?:north|south|shy|in\s+excess)\s+of|over|under|below|above|between|exceeds?|different\s+from|other\s+than|anything\s+but|instead\s+of|rather\s+than|except"
     r"|without|unless|half(?:\s+of)?|twice|double|triple|nowhere\s+near|far\s+from|short\s+of|besides|apart\s+from"
     r"|(?:divisible|bounded|divided|multiplied|followed|preceded)\s+by|congruent\s+to|(?:number|integer|prime|one)\s+(?:before|after)|(?:smaller|less|greater|larger|more|fewer)\s+than\s+or\s+equal\s+to|unlikely\s+to|impossible\s+to|different\s+than|than"
     r"|(?:square|cube|opposite|negative|double|triple|reciprocal|root|multiple|factor)\s+of"
@@ -53,7 +53,7 @@ _REFUSAL_SCRIPTS = (
     "|ไม่ใช่|ليس|नहीं"
 )
 DENIED_BEFORE = re.compile(
-    rf"(?:(?<![\w'])(?:{_REFUSAL}|(?:between|rang\w+\s+from)\s+[-+$\d.,/\\()]{{1,20}}\s+(?:and|to)){_ARTICLE}|(?:{_REFUSAL_SCRIPTS})|[<>≠≤≥≮≯]=?|\\(?:ne|neq|lt|gt|le|leq|leqslant|ge|geq|geqslant|neg|not)|!=)"
+    rf"(?:(?<![\w'])(?:{_REFUSAL}|(?:between|rang\w+\s+from)\s+[-+$\d.,/\\()]{{1,20}}\s+(?:and|to)){_ARTICLE}|(?:{_REFUSAL_SCRIPTS})|(?<![-=])[<>≠≤≥≮≯]=?|\\(?:ne|neq|lt|gt|le|leq|leqslant|ge|geq|geqslant|neg|not)|!=)"
     r"\s*(?:\$\$?|\\\(|\\\[|\*\*|[\"'`(])?\s*\Z",
     re.IGNORECASE,
 )
@@ -75,16 +75,62 @@ RETRACTED = re.compile(
     re.IGNORECASE,
 )
 """A sentence that takes back the one before it."""
+_MUSED = (
+    r"(?:(?:hmm+|oh(?:\s+no)?|oops|wait|no|nope|hold\s+on|sorry|apologies|actually|but|however|and|yet|so|though|although|unfortunately|still"
+    r"|(?:up)?on\s+(?:review|reflection|second\s+thoughts?|closer\s+inspection|checking))\b[\s,.:;!…—–-]*)*"
+)
+_JUDGED = (
+    r"(?:(?:this|that|the|my|our)\s+(?:(?:above|last|previous|final|first)\s+)?(?:answer|result|value|solution|number|total)(?:\s+(?:above|here))?"
+    r"|this|that|it|which|the\s+above|something)"
+)
+_FALSE = r"(?:wrong|incorrect|false|invalid|impossible|off|mistaken|absurd|not\s+(?:(?:quite|really|the)\s+)?(?:right|correct|true|valid|possible|answer))"
+WITHDRAWN = re.compile(
+    rf"[\s*_)\]\"'$.!—–-]*{_MUSED}(?:{_JUDGED}(?:'s|\s+(?:is|was|are|must\s+be|seems?|looks?))\s+(?:\w+ly\s+)?{_FALSE}\b(?!\s+to\b)"
+    rf"|{_JUDGED}\s+(?:can't|cannot|can\s+not|couldn't)\s+be\s+(?:right|correct|true|so|it|the\s+(?:answer|case|solution))\b"
+    rf"|{_JUDGED}\s+(?:does\s+not|doesn't|did\s+not|didn't|fails?\s+to)\s+(?:satisfy|match|fit|work|check|add\s+up|make\s+sense|agree|hold)\b"
+    rf"|{_JUDGED}\s+(?:contradicts|violates|fails|failed|(?:leads|led)\s+to\s+a\s+contradiction|is\s+a\s+(?:contradiction|mistake))\b"
+    r"|i(?:'ve|\s+have|\s+must\s+have)?\s+(?:made|see|found|spotted)\s+an?\s+(?:\w+\s+)?(?:mistake|error|slip)\b|i\s+(?:was|am)\s+(?:wrong|mistaken)\b"
+    r"|i(?:'ve|\s+have)?\s+(?:miscounted|misread|miscalculated)\b|scratch\s+that\b|(?:please\s+)?(?:disregard|ignore)\s+(?:that|this|it|my|the)\b"
+    r"|i\s+(?:hereby\s+)?(?:withdraw|retract|take\s+(?:it|that|this)\s+back|no\s+longer\s+(?:believe|think|trust))\b"
+    r"|i\s+(?:don't|do\s+not)\s+(?:know|believe|think\s+(?:this|that|it)\s+is\s+(?:right|correct))\b|i\s+give\s+up\b)",
+    re.IGNORECASE,
+)
+"""A clause that takes back the answer before it."""
+REFUSED = re.compile(
+    r"\b(?:i(?:'m|\s+am)?\s+(?:really\s+)?(?:can't|cannot|can\s+not|unable\s+to|not\s+able\s+to|couldn't|could\s+not)\s+(?:\w+ly\s+)?"
+    r"(?:solve|answer|determine|find|compute|calculate|say|tell|view|see|give|provide|finish|complete|work|figure|do\s+this)\b"
+    r"|i\s+(?:give|gave)\s+up\b|i\s+(?:do\s+not|don't)\s+know\b|(?:cannot|can't|can\s+not|could\s+not)\s+be\s+(?:determined|found|known|computed|solved|answered|decided)\b"
+    r"|(?:not|n't)\s+(?:have\s+|given\s+)?(?:enough|sufficient)\s+(?:information|data|details?)\b|insufficient\s+(?:information|data)\b|no\s+way\s+(?:to|of)\s+(?:know|tell|say)\w*\b"
+    r"|need\s+more\s+(?:information|data|details|context)\b|(?:is|are)\s+(?:undetermined|ill-posed|unclear|undecidable|indeterminate)\b|without\s+success\b"
+    r"|\b(?:attempt|try|guess|check)(?:\s+\d+)?\s+failed\b|failed\s+the\s+(?:check|test)\b)",
+    re.IGNORECASE,
+)
+"""Words of a sentence that gives no answer: its numbers, and those after it, are none."""
+OFFER = re.compile(
+    r"[\s*_(\[>-]*(?:would\s+you|do\s+you|shall\s+(?:i|we)|should\s+i|can\s+i|may\s+i|want\s+(?:me|to|another|more)|could\s+you|let\s+me\s+know|feel\s+free|if\s+you(?:'d|\s+(?:would|have|need|want))\b"
+    r"|i\s+hope|hope\s+(?:this|that)|i(?:'d|\s+would)\s+be\s+(?:happy|glad)|i\s+can\s+also|(?:please\s+)?rate\b|(?:my\s+)?confidence\b|time\s+(?:taken|spent|used)\b|difficulty\b|tokens?\b"
+    r"|word\s+count|thanks|thank\s+you|\(?source\b)",
+    re.IGNORECASE,
+)
+"""Beginning of a sentence that offers, thanks or tells of the text itself: its numbers are no answer."""
+REFERENCE = re.compile(
+    r"(?:(?<![A-Za-z])(?i:steps?|theorems?|lemmas?|corollary|proposition|definition|figures?|fig\.?|tables?|equations?|eqs?\.?|formulas?|chapters?|sections?|exercises?"
+    r"|examples?|appendix|footnotes?|hints?|attempts?|problems?|questions?)|^\W*(?:Page|Version|Try|Note|Line|Part|Question|Problem|Item|Slide))"
+    r"\s*(?:no\.?|number|\#)?\s*[(\[*]{0,2}\Z"
+)
+"""Words before a number that refers to a place, and is no value."""
+SUPPOSED = re.compile(r"\b(?:if|had|suppos\w+|without|were|with\s+one)\b[^.!?]*\b(?:would|could|might)\b", re.IGNORECASE)
+"""A sentence about something that is not so."""
 _INSTEAD = (
-    r"(?:wait|hmm+|oh|oops|no|nope|sorry|actually|correction|scratch\s+that|on\s+second\s+thoughts?|my\s+(?:mistake|bad)"
+    r"(?:wait|apologies|edit|or|hmm+|oh|oops|no|nope|sorry|actually|correction|scratch\s+that|on\s+second\s+thoughts?|my\s+(?:mistake|bad)"
     r"|i\s+(?:made|see)\s+an?\s+(?:\w+\s+)?(?:mistake|error)|i\s+was\s+wrong"
     r"|(?:that|this|it)(?:'s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+right|an?\s+(?:mistake|error)))"
 )
 _THING = r"(?:it|that|this|(?:the|my)\s+(?:(?:correct|right|real|final)\s+)?(?:answer|result|value|choice|option|one))"
 REPLACED = re.compile(
-    rf"[\s*_)\"'$.!\\\]]*(?:(?:but\s+|however,?\s+)?(?:{_INSTEAD}\b[\s,.:;!—–-]*)+(?:{_THING}(?:'s|\s+(?:is|was|should\s+be|must\s+be))|i\s+meant"
+    rf"[\s*_)\"'$.!\\\]]*(?:(?:but\s+|however,?\s+)?(?:{_INSTEAD}\b[\s,.:;!—–-]*)+(?:{_THING}(?:'s|\s+(?:is|was|should\s+be|must\s+be))|i\s+meant?\b|rather\b|make\s+(?:that|it)\b"
     rf"|(?=\W{{0,3}}[\d$\\][^\s]*\W*(?:\n|\Z)|[A-HJ]\b\W*(?:is\s+(?:correct|right)|\n|\Z)))"
-    rf"|(?:however|but|instead),?\s+{_THING}\s+(?:should|must)\s+be|i\s+meant)\s*(?:actually|really|just)?[\s:*_]*(?=[-−($\\\d]|[A-HJ]\b)",
+    rf"|(?:however|but|instead),?\s+{_THING}\s+(?:should|must)\s+be|\(?i\s+meant?\b)\s*(?:actually|really|just)?[\s:*_]*(?=[-−($\\\d]|[A-HJ]\b)",
     re.IGNORECASE,
 )
 """A sentence that begins by giving another answer than the one before it; it ends where that begins: "No, it is 43"."""

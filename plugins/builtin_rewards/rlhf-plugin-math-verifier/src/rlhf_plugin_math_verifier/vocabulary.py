@@ -103,7 +103,7 @@ LEADS = _words(
     " thus hence answer result value total number amount sum solution final my our we get have has which namely i e option choice"
     " letter statement correct right usd rs inr eur gbp us would will should must in all altogether area length probability"
     " also donc alors quindi portanto jadi así por lo tanto es ist est è é entonces deshalb daher somit"
-    " course obviously clearly surely certainly indeed definitely then now finally ultimately"
+    " actually really rather dus course obviously clearly surely certainly indeed definitely then now finally ultimately"
 )
 """Words that may stand before an answer and do not change it."""
 CLAUSE_LEADS = _words(
