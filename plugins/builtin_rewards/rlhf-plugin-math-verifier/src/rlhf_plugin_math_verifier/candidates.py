@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from rlhf_plugin_math_verifier import vocabulary
 from rlhf_plugin_math_verifier.claims import (
     ITEM,
     MAX_WORDS,
@@ -44,6 +45,7 @@ from rlhf_plugin_math_verifier.phrases import (
     REMARK,
     SUPERSEDED,
     SUPPOSED,
+    UNREAL,
     VERB,
     YES_OR_NO,
 )
@@ -72,8 +74,12 @@ _BETWEEN = re.compile(
 """Pattern between values that are parts of one answer."""
 _COMMA = re.compile(r"(?<=[0-9]),(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9,.]{0,20}[0-9)\]]))")
 """A comma between digits that a language with decimal commas has before the decimals."""
+_PAIRS = re.compile(r"[A-Za-z]\w{0,20}[ ]?[:=] ?[-+$\\\d./%]{1,20}(?:(?:[,;]| and) ?[A-Za-z]\w{0,20}[ ]?[:=] ?[-+$\\\d./%]{1,20})+")
+_CONCLUDES = re.compile(r"\s*(?:so|thus|therefore|hence|in\s+total|total|altogether|finally|in\s+conclusion)\b", re.IGNORECASE)
+_OF_THE_WRITER = re.compile(r"\b(?:i|information|data|details?|context|answer|attempt|try|guess|undetermined|way|determined|unclear|ill-posed)\b", re.IGNORECASE)
 _UNWORKED = re.compile(r"[0-9]\s*(?:[-+*/×·÷]|\\(?:times|cdot|div)\b)\s*[0-9]")
 """A sum that is not worked out, which a text that takes back its last value does not give instead."""
+_BINARY = frozenset(["yes", "no", "true", "false"])
 _OR = re.compile(r"\b(?:or|oder|ou|или)\b|或")
 
 
@@ -124,6 +130,9 @@ def _find(text: str, form: Form, *, prose: bool, parts: int) -> Found | None:
         return None
     if (claim := _announced(text, prose=prose, parts=parts)) is not None:
         return Found(claim, "stated")
+    whole = text.strip(" .\n")
+    if parts > 1 and len(whole) <= SIGHT and _PAIRS.fullmatch(whole):
+        return Found(Claim(whole), "last")
     claim = _lines(text, parts) if parts > 1 else None
     claim = claim or _last(text, prose=prose)
     return Found(claim, "last") if claim else None
@@ -298,16 +307,22 @@ def _last(text: str, *, prose: bool) -> Claim | None:
     """Returns the claim of the last sentence with a value that does not take it back; remarks and checks come last."""
     whole = text.strip()
     short = "\n" not in whole and len(whole.split()) <= MAX_WORDS
+    if not prose and ITEM.search(whole) is None and (digits := vocabulary.in_digits(whole)) != whole:
+        return _last(digits, prose=False)
     if prose or (short and ITEM.search(whole) is None):
         return _last_words(whole, short=short)
     refused: list[str] = []
     remark: Claim | None = None
+    given_up = False
     spans = _sentences(text)
     for index, (start, end) in reversed(list(enumerate(spans))):
         sentence = text[start:end]
-        if REFUSED.search(sentence) and "but" not in sentence.split():
-            return NONE
-        if not has_mathematics(sentence) or not values(sentence) or OFFER.match(sentence):
+        if refusal := REFUSED.search(sentence):
+            if _OF_THE_WRITER.search(refusal.group()) and not CONCLUSION.search(sentence) and "but" not in sentence.split():
+                return NONE
+            given_up = True
+        near = [text[slice(*span)] for span in spans[max(0, index - 3) : index] if "\n" not in text[span[1] : start]]
+        if not has_mathematics(sentence) or not values(sentence) or any(map(OFFER.match, (*near, sentence))):
             continue
         claim = asserted(sentence, text[end + 1 :][:1000], announced=False)
         if not claim.text:
@@ -318,11 +333,22 @@ def _last(text: str, *, prose: bool) -> Claim | None:
             remark = remark or claim
         else:
             asked = text[end : end + 1] in "?？" and end < len(text)
-            supposed = SUPPOSED.search(sentence) is not None
-            given_up = any(REFUSED.search(text[slice(*span)]) for span in spans[max(0, index - 3) : index])
+            supposed = UNREAL.search(sentence) is not None
+            given_up = given_up or any(REFUSED.search(text[slice(*span)]) for span in spans[max(0, index - 3) : index])
             unworked = bool(refused) and _UNWORKED.search(claim.text) is not None
+            if (earlier := _concluded(text, spans[:index], start, sentence)) is not None:
+                return replace(claim, doubt=True, rivals=(*claim.rivals, earlier))
             return replace(claim, doubt=True) if asked or supposed or given_up or unworked else claim
     return remark
+
+
+def _concluded(text: str, before: Sequence[Span], start: int, sentence: str) -> str | None:
+    """Returns the conclusion of the paragraphs before a last one that draws none: the last one may be a remark."""
+    if not before or "\n\n" not in text[before[-1][1] : start].replace(" ", "") or "=" in sentence or _CONCLUDES.match(sentence):
+        return None
+    last = text[slice(*before[-1])]
+    found = asserted(last, announced=False).text if _CONCLUDES.match(last) and values(last) else ""
+    return found or None
 
 
 def _lines(text: str, parts: int) -> Claim | None:
@@ -342,6 +368,11 @@ def _last_words(whole: str, *, short: bool) -> Claim | None:
     clause = sentence[max([match.end() for match in CONCLUSION.finditer(sentence)], default=0) :]
     if choice := CHOSEN.match(clause):
         return Claim(choice[1])
+    first = whole[slice(*spans[0])].strip(" *,") if spans else ""
+    if first.casefold() in _BINARY and not YES_OR_NO.search(whole, spans[0][1]):
+        return Claim(first)
+    if clause.strip(" ,*.").casefold() in _BINARY:
+        return Claim(clause.strip(" ,*."))
     said = whole if short else clause
     for pattern in () if YES_OR_NO.match(said) else (VERB, BEFORE_WORDS):
         ends = [match.end() for match in pattern.finditer(said)]

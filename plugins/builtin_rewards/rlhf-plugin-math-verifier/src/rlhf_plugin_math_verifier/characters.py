@@ -12,6 +12,9 @@ _FOLDED |= {ord(mark): None for mark in "\u200b\u200c\u200d\u200e\u200f\u202a\u2
 _FOLDED |= {ord("’"): "'", ord("‘"): "'", ord("“"): '"', ord("”"): '"', ord("｡"): "。", ord("､"): "、"}
 _FOLDED |= {ord(quote): " " for quote in "「」『』【】《》〈〉"}
 _RUNNING_ON = re.compile(r"(?<=[0-9])(?:\.{2,}|…)")
+_FEET = re.compile(r"(?<![\w.'])([0-9]{1,2})\s?'\s?([0-9]{1,2})\s?(?:\"|'')(?![\w'])")
+_HOURS = re.compile(r"(?<![\w.])([0-9]{1,3})\s?h\s?([0-9]{1,2})\s?m(?:in)?(?![\w/])")
+_WORDED_SIGN = re.compile(r"\b(?:plus[ -]or[ -]minus|plus-minus|(?:positive|negative) or (?:negative|positive))(?=\s*[$\\\d])|(?<![\w)])\+/?-(?=\s?\d)", re.IGNORECASE)
 _OTHER = re.compile(r"[^\x00-\x7f]")
 
 _SYMBOLS = {
@@ -103,6 +106,9 @@ def fold(text: str) -> str:
     """Converts digits, Latin letters and signs of full width or of other scripts to ASCII, all minus signs to one, and removes
     invisible characters.
     """
+    if "'" in text and _FEET.search(text):
+        text = _FEET.sub(r"\1 ft \2 in", text)
+    text = _WORDED_SIGN.sub("±", _HOURS.sub(r"\1 h \2 min", text))
     text = _TIMES.sub(r" \\times ", _RUNNING_ON.sub(r"\\ldots ", text))
     if text.isascii():
         return text

@@ -60,6 +60,10 @@ _PLAIN = (
 ITEM = re.compile(f"{_LATEX}|{_PLAIN}", re.DOTALL)
 _OPERATORS = re.compile(r"(?:[\s()+\-−±*/×÷·^=≈πx]|\\times|\\cdot|\\div)+")
 _LISTED = re.compile(r"\s*(?:,|;|,?\s*\b(?:and|or|y|et|und|oder|ou|и|или)\b|和|与|、|或|,)\s*", re.IGNORECASE)
+_COEFFICIENT = re.compile(r"(?<![A-Za-z0-9^_.])[0-9]+\s?[a-z]\s*=\s*\Z")
+"""The left side of an equation that is not solved yet: ``2x = 18``."""
+_NAMED_GAP = re.compile(r"\s*(?:,|;|,?\s*\b(?:and|or)\b)\s*[A-Za-z]{1,12}(?:_\{?\w\}?)?\s*=\s*")
+_NAME_BEFORE = re.compile(r"(?<![\w\\])[A-Za-z]{1,12}(?:_\{?\w\}?)?\s*=\s*\Z")
 _PART_OF = re.compile(
     r"(?:%|percent)[\s$)\\]*\s*of\s+[$(]*[-0-9]|\b(?:more|less|fewer|[a-z]+er|times)\b[^.;,]{0,20}\bthan\b[^.;]{0,40}[0-9]"
     r"|\btimes\s+as\b[^.;]{0,40}[0-9]"
@@ -109,7 +113,7 @@ NONE = Claim("")
 
 def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: bool = True) -> Claim:
     """Returns the claim of a sentence, which begins where its announcement ends; ``after`` follows the sentence."""
-    sentence = sentence.strip().strip(" \t*_`\"'").strip()
+    sentence = sentence.strip().strip(" \t*_`\"'→⇒").strip()
     if (instead := replaced(after, prose=prose)) is not None:
         return instead
     if RETRACTED.match(after):
@@ -127,6 +131,11 @@ def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: 
     if not items:
         return Claim(sentence)
     runs = _runs(sentence, items)
+    for _, end in runs:
+        if (instead := replaced(sentence[end:])) is not None and instead.text:
+            return replace(instead, rivals=())
+    if is_prose(sentence) and withdrawn(sentence[runs[-1][1] :]) is not None:
+        return NONE
     if not is_prose(sentence):
         found = standing(sentence[: runs[0][0]], sentence[runs[-1][1] :])
         return NONE if found == "denied" else Claim(sentence, found == "doubt")
@@ -155,7 +164,7 @@ def _runs(sentence: str, items: list[re.Match[str]]) -> list[Span]:
         signed = not gap.strip() and other.group()[0] in "+-−–"  # 50 + 3
         operators = _OPERATORS.fullmatch(gap) and gap.strip(" ()\n")
         compound = (unit := _UNIT.fullmatch(gap)) and unit[1] != "in" and units.known(unit[1])  # "2 hours and 30 minutes"
-        if signed or operators or compound or _LISTED.fullmatch(gap):
+        if signed or operators or compound or _LISTED.fullmatch(gap) or _NAMED_GAP.fullmatch(gap):
             runs[-1] = (runs[-1][0], other.end())
         else:
             runs.append(other.span())
@@ -165,8 +174,10 @@ def _runs(sentence: str, items: list[re.Match[str]]) -> list[Span]:
 def _widened(sentence: str, run: Span) -> Span:
     """Returns a value with the brackets around it."""
     start, end = run
+    if _NAMED_GAP.search(sentence, start, end) and (name := _NAME_BEFORE.search(sentence, 0, start)):
+        return name.start(), end
     opening, closing = sentence[start - 1 : start], sentence[end : end + 1]
-    if (start and opening + closing in ("{}", "[]", "[)", "(]")) or (opening + closing == "()" and "," in sentence[start:end]):
+    if (start and opening + closing in ("{}", "[]", "[)", "(]")) or (opening + closing == "()" and set(",;") & set(sentence[start:end])):
         start -= 1 + (sentence[start - 2 : start - 1] == "\\")
         return start, end + 1
     return run
@@ -174,6 +185,8 @@ def _widened(sentence: str, run: Span) -> Span:
 
 def _result(sentence: str, run: Span) -> Span:
     """Returns what is behind the last ``=`` of a sum, if it is one value: "3 + 2 = 5"."""
+    if _NAMED_GAP.search(sentence, *run):
+        return run
     start = sentence.rfind("=", *run) + 1
     value = ITEM.match(sentence, start + len(sentence[start:]) - len(sentence[start:].lstrip(" (")), run[1]) if start else None
     return value.span() if value and value.end() == run[1] else run
@@ -221,7 +234,7 @@ def _core(sentence: str, runs: list[Span], *, announced: bool) -> Claim:
     claim = _with_words(
         sentence, chosen, runs, begin if chosen[0] >= begin else 0, announced=announced, result=chosen in results
     )
-    doubt = doubt or _PART_OF.search(sentence, chosen[0]) is not None
+    doubt = doubt or _COEFFICIENT.search(sentence, 0, chosen[0]) is not None or _PART_OF.search(sentence, chosen[0]) is not None
     others = [sentence[run[0] : run[1]].strip() for run in (*core, *beside) if run != chosen]
     others += [sentence[a[0] : b[1]] for a, b in pairwise(runs) if _PAIRED.fullmatch(sentence[a[1] : b[0]])]  # "3 out of 4"
     if len(core) > 1:
@@ -311,7 +324,7 @@ def replaced(after: str, *, prose: bool = False) -> Claim | None:
 
 def withdrawn(after: str) -> Claim | None:
     """Returns what is left of an answer that one of the next clauses takes back: a value after that, which stays doubtful."""
-    begin = 0
+    begin = len(after) - len(after.lstrip(" \n.!*$)]"))
     for _ in range(4):
         end = SENTENCE_END.search(after, begin)
         stop = end.end() if end else len(after)
@@ -322,7 +335,7 @@ def withdrawn(after: str) -> Claim | None:
             return Claim(later[0].group().strip(), doubt=True) if later else NONE
         if end is None or ITEM.search(sentence):
             return None
-        begin = stop
+        begin = stop + len(after[stop:]) - len(after[stop:].lstrip(" \n.!*"))
     return None
 
 

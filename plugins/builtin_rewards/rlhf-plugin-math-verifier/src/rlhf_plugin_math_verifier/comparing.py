@@ -227,6 +227,8 @@ class _Comparison:
             return self._in_order(label.items, ordered)
         if label.kind == answer.kind == "tuple":
             return self._in_order(label.items, answer.items)
+        if label.kind == answer.kind == "list" and (verdict := self._by_names(label.items, answer.items)) is not None:
+            return verdict
         if "tuple" not in (label.kind, answer.kind):
             verdict = self._in_any_order(label.items, answer.items)
             twice = label.kind == answer.kind == "list" and len(label.items) != len(answer.items)
@@ -234,6 +236,21 @@ class _Comparison:
         if "set" not in (label.kind, answer.kind) and (verdict := self._in_order(label.items, answer.items)) != "wrong":
             return verdict
         return "wrong" if self._in_any_order(label.items, answer.items) == "wrong" or label.kind == "tuple" else "unjudged"
+
+    def _by_names(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict | None:
+        """Compares values with names: ``y=4, x=3`` is ``x=3, y=4``. Values alone stand in the label's order."""
+        own = {item.name: item.value for item in label if isinstance(item, Named) and item.name}
+        if len(own) != len(label) or len(label) != len(answer) or len({name[:1] for name in own}) != len(own):
+            return None
+        said = {item.name: item.value for item in answer if isinstance(item, Named) and item.name}
+        if len(said) == len(answer):
+            if own.keys() == said.keys():
+                verdicts = {self.of(value, said[name]) for name, value in own.items()}
+                return "wrong" if "wrong" in verdicts else "unjudged" if "unjudged" in verdicts else "right"
+            return "wrong" if own.keys() & said.keys() else None
+        if said or (verdict := self._in_order(label, answer)) != "wrong":
+            return None if said else verdict
+        return "wrong" if self._in_any_order(label, answer) == "wrong" else "unjudged"
 
     def _single(self, label: Answer, answer: Answer) -> Verdict:
         if isinstance(label, Several):
@@ -255,6 +272,7 @@ class _Comparison:
 
     def _item(self, label: Answer, answer: Answer) -> Verdict:
         """Compares items of others, where {1} is not 1."""
+        label, answer = (side.value if isinstance(side, Named) and isinstance(side.value, Several) else side for side in (label, answer))
         return self.of(label, answer) if isinstance(label, Several) == isinstance(answer, Several) else "wrong"
 
     def _in_any_order(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict:
@@ -357,7 +375,7 @@ def _residues(label: Answer, answer: Answer) -> Verdict:
         return "wrong"
     if (other.value - residue.value) % residue.modulus:
         return "wrong"
-    return "right" if other.value == residue.value and residue is label else "unjudged"
+    return "right" if other.value == residue.value else "unjudged"
 
 
 def _numeral(label: Answer, answer: Answer) -> Verdict:

@@ -27,6 +27,7 @@ _ENTITIES = re.compile(r"&(?:[a-z]{2,8}|#[0-9]{2,5});", re.IGNORECASE)
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~|<(?P<tag>del|s|strike)>[^<>\n]{1,200}</(?P=tag)>", re.IGNORECASE)
 _CROSSES = re.compile("[❌✗✘✖]")
 _PICTURES = re.compile("[\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f\u25a0-\u25b2\u25b6-\u25f5]")
+_ARROWS = re.compile(r"(?:(?<![^\s:])-{1,3}|(?<![<=])={1,3})>[ \t]*(?=[-$\\*`\d(])", re.MULTILINE)
 _FENCES = re.compile(r"^[ \t]*(?:```|~~~)[\w+-]*[ \t]*$", re.MULTILINE)
 _RULES = re.compile(r"^(?:[ \t]*(?:-{3,}|\*{3,}|_{3,}|={3,})[ \t]*|(?=[^\n]*\|)(?=[^\n]*-)[|: \t-]+)$", re.MULTILINE)
 _LINE_STARTS = re.compile(
@@ -41,6 +42,7 @@ _HALF_STARS = re.compile(r"(?<![A-Za-z0-9)}\s*])\*\*(?=[^\s*])|(?:(?<=\s)|^)\*\*
 _LOW_LINES = re.compile(r"(?<![A-Za-z0-9_\\})\]])(_{1,3})(?=[^\s_{])([^_\n]{1,400})(?<![\s_])\1(?![A-Za-z0-9_])")
 _HIGHLIGHTS = re.compile(r"(?<![=<!\w])==(?=[^\s=])([^=\n]{1,200})(?<!\s)==(?!=)")
 _QUOTED = re.compile(r"\"\s*([-+$€£¥₹]{0,2}[0-9][0-9.,/%\\]{0,40})\s*\"")
+_DOUBLED = re.compile(r"(?:<<|\[\[)\s*([-+]?\$?[0-9][0-9.,/]{0,40}%?)\s*(?:>>|\]\])(?!\s*[0-9])")
 _DISPLAYS = re.compile(r"\$\$(?:(?!\$\$).){1,2000}\$\$|\\\[(?:(?!\\\]|\\\[).){1,2000}\\\]", re.DOTALL)
 
 
@@ -55,6 +57,8 @@ def plain_text(text: str) -> str:
     text = _STRUCK.sub(" ", text) if "~~" in text else text
     if not text.isascii():
         text = _PICTURES.sub("", _CROSSES.sub(" is wrong ", text))
+    if ">" in text:
+        text = _ARROWS.sub("→ ", text)
     if "`" in text or "~~~" in text:
         text = _FENCES.sub("", text).replace("``", '"').replace("`", "")
     text = _CURRENCIES.sub(_currency, _LINE_STARTS.sub("", _RULES.sub("", text)))
@@ -65,6 +69,8 @@ def plain_text(text: str) -> str:
         text = _LETTERED_LINES.sub("", text)
     if "*" in text:
         text = _HALF_STARS.sub("", _STARS.sub(r"\2", _STARS.sub(r"\2", text)))
+    if "<<" in text or "[[" in text:
+        text = _DOUBLED.sub(r"\1", text)
     if '"' in text:
         text = _QUOTED.sub(r"\1", text)
     if "_" in text:

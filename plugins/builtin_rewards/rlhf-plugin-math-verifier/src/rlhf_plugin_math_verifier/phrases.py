@@ -7,7 +7,7 @@ import re
 _IS = r"(?:is|are|equals|(?:would|will|should|must)\s+be)"
 _ENGLISH = (
     rf"\b(?:(?:answers?|ans|final\s+(?:result|value|solution))\b"
-    rf"(?:[ \t]+(?:to|for|of)\b[^.\n:=]{{0,80}}?)?[\s*_]{{0,10}}(?:\b{_IS}\b|[:=]|\n)"
+    rf"(?:[ \t]+(?:to|for|of)\b[^.\n:=]{{0,80}}?)?[\s*_]{{0,10}}(?:\b{_IS}\b|[:=]|[→⇒]|\n)"
     r"|(?:correct|right)\s+(?:option|choice)\s+is\b)"
 )
 _OTHERS = (
@@ -37,7 +37,7 @@ _ARTICLE = (
 )
 _REFUSAL = (
     r"not|never|neither|nor|no|(?:by\s+)?no\s+means|scarcely|cannot|[a-z]+n't|hardly|isnt|less|fewer|more|greater|larger|smaller|bigger|higher|lower|at\s+least|at\s+most"
-    r"|up\s+to|upwards?\s+of|(?:north|south|shy|in\s+excess)\s+of|over|under|below|above|between|exceeds?|different\s+from|other\s+than|anything\s+but|instead\s+of|rather\s+than|except"
+    r"|up\s+to|upwards?\s+of|(?:north|south|shy|ballpark|in\s+excess)\s+of|as\s+(?:many|few|much|little|high|low)\s+as|over|under|below|above|between|exceeds?|different\s+from|other\s+than|anything\s+but|instead\s+of|rather\s+than|except"
     r"|without|unless|half(?:\s+of)?|twice|double|triple|nowhere\s+near|far\s+from|short\s+of|besides|apart\s+from"
     r"|(?:divisible|bounded|divided|multiplied|followed|preceded)\s+by|congruent\s+to|(?:number|integer|prime|one)\s+(?:before|after)|(?:smaller|less|greater|larger|more|fewer)\s+than\s+or\s+equal\s+to|unlikely\s+to|impossible\s+to|different\s+than|than"
     r"|(?:square|cube|opposite|negative|double|triple|reciprocal|root|multiple|factor)\s+of"
@@ -70,14 +70,14 @@ DENIED_AFTER = re.compile(
 """Words that follow something that is not the answer: "is wrong", "?", "or more", ではない."""
 RETRACTED = re.compile(
     r"[\s*_)\"'$]*(?:no\b(?!\s+(?:other|need|matter|more|further|one))|nope|wrong\b|incorrect\b|false\b|not\s+(?:true|correct|right|really|quite)"
-    r"|(?:that|this|which|it|(?:this|that|the|my)\s+(?:answer|result|value))(?:'s|\s+is|\s+was)\s+(?:not|wrong|incorrect|false|a\s+mistake)|(?:that|this|it)\s+(?:isn't|can't|cannot)"
+    r"|(?:that|this|which|it|(?:this|that|the|my)\s+(?:answer|result|value))(?:'s|\s+is|\s+was)\s+(?:not(?!\s+(?:an?|hard|only|just|surprising|needed|necessary|important)\b(?!\s+(?:valid|correct|possible|real)?\s*(?:answer|solution)))|wrong|incorrect|false|a\s+mistake)|(?:that|this|it)\s+(?:isn't|can't|cannot)(?!\s+(?:be\s+)?(?:an?|larger|smaller|more|less|greater|fewer|higher|lower|bigger|hard|hurt|matter|surprising)\b)"
     r"|just\s+kidding|不对|不對|错了|錯了|いいえ|아니)",
     re.IGNORECASE,
 )
 """A sentence that takes back the one before it."""
 _MUSED = (
     r"(?:(?:hmm+|oh(?:\s+no)?|oops|wait|no|nope|hold\s+on|sorry|apologies|actually|but|however|and|yet|so|though|although|unfortunately|still"
-    r"|(?:up)?on\s+(?:review|reflection|second\s+thoughts?|closer\s+inspection|checking))\b[\s,.:;!…—–-]*)*"
+    r"|i\s+(?:now\s+)?(?:realiz|realis|se|notic|think)e?(?:\s+now)?(?:\s+that)?|never\s*mind|(?:up)?on\s+(?:review|reflection|second\s+thoughts?|closer\s+inspection|checking))\b[\s,.:;!…—–-]*)*"
 )
 _JUDGED = (
     r"(?:(?:this|that|the|my|our)\s+(?:(?:above|last|previous|final|first)\s+)?(?:answer|result|value|solution|number|total)(?:\s+(?:above|here))?"
@@ -87,9 +87,9 @@ _FALSE = r"(?:wrong|incorrect|false|invalid|impossible|off|mistaken|absurd|not\s
 WITHDRAWN = re.compile(
     rf"[\s*_)\]\"'$.!—–-]*{_MUSED}(?:{_JUDGED}(?:'s|\s+(?:is|was|are|must\s+be|seems?|looks?))\s+(?:\w+ly\s+)?{_FALSE}\b(?!\s+to\b)"
     rf"|{_JUDGED}\s+(?:can't|cannot|can\s+not|couldn't)\s+be\s+(?:right|correct|true|so|it|the\s+(?:answer|case|solution))\b"
-    rf"|{_JUDGED}\s+(?:does\s+not|doesn't|did\s+not|didn't|fails?\s+to)\s+(?:satisfy|match|fit|work|check|add\s+up|make\s+sense|agree|hold)\b"
+    rf"|{_JUDGED}\s+(?:does\s+not|doesn't|did\s+not|didn't|fails?\s+to)\s+(?:satisfy|match|fit|work|check|add\s+up|make\s+sense|agree|hold)\b(?!\s+(?:for|if|when|in|with)\b)"
     rf"|{_JUDGED}\s+(?:contradicts|violates|fails|failed|(?:leads|led)\s+to\s+a\s+contradiction|is\s+a\s+(?:contradiction|mistake))\b"
-    r"|i(?:'ve|\s+have|\s+must\s+have)?\s+(?:made|see|found|spotted)\s+an?\s+(?:\w+\s+)?(?:mistake|error|slip)\b|i\s+(?:was|am)\s+(?:wrong|mistaken)\b"
+    r"|i(?:'ve|\s+have|\s+must\s+have)?\s+(?:made|see|found|spotted)\s+an?\s+(?:\w+\s+)?(?:mistake|error|slip)\b|i\s+(?:was|am)\s+(?:wrong|mistaken)\b(?!\s+(?:to|about|that|in)\b)"
     r"|i(?:'ve|\s+have)?\s+(?:miscounted|misread|miscalculated)\b|scratch\s+that\b|(?:please\s+)?(?:disregard|ignore)\s+(?:that|this|it|my|the)\b"
     r"|i\s+(?:hereby\s+)?(?:withdraw|retract|take\s+(?:it|that|this)\s+back|no\s+longer\s+(?:believe|think|trust))\b"
     r"|i\s+(?:don't|do\s+not)\s+(?:know|believe|think\s+(?:this|that|it)\s+is\s+(?:right|correct))\b|i\s+give\s+up\b)",
@@ -97,19 +97,19 @@ WITHDRAWN = re.compile(
 )
 """A clause that takes back the answer before it."""
 REFUSED = re.compile(
-    r"\b(?:i(?:'m|\s+am)?\s+(?:really\s+)?(?:can't|cannot|can\s+not|unable\s+to|not\s+able\s+to|couldn't|could\s+not)\s+(?:\w+ly\s+)?"
+    r"\b(?:i(?:'m|\s+am|\s+was)?\s+(?:really\s+)?(?:can't|cannot|can\s+not|unable\s+to|not\s+able\s+to|couldn't|could\s+not)\s+(?:\w+ly\s+)?"
     r"(?:solve|answer|determine|find|compute|calculate|say|tell|view|see|give|provide|finish|complete|work|figure|do\s+this)\b"
     r"|i\s+(?:give|gave)\s+up\b|i\s+(?:do\s+not|don't)\s+know\b|(?:cannot|can't|can\s+not|could\s+not)\s+be\s+(?:determined|found|known|computed|solved|answered|decided)\b"
     r"|(?:not|n't)\s+(?:have\s+|given\s+)?(?:enough|sufficient)\s+(?:information|data|details?)\b|insufficient\s+(?:information|data)\b|no\s+way\s+(?:to|of)\s+(?:know|tell|say)\w*\b"
-    r"|need\s+more\s+(?:information|data|details|context)\b|(?:is|are)\s+(?:undetermined|ill-posed|unclear|undecidable|indeterminate)\b|without\s+success\b"
+    r"|need\s+more\s+(?:information|data|details|context)\b|(?:is|are)\s+(?:undetermined|ill-posed|unclear|undecidable|indeterminate)\b|this\s+without\s+success\b"
     r"|\b(?:attempt|try|guess|check)(?:\s+\d+)?\s+failed\b|failed\s+the\s+(?:check|test)\b)",
     re.IGNORECASE,
 )
 """Words of a sentence that gives no answer: its numbers, and those after it, are none."""
 OFFER = re.compile(
-    r"[\s*_(\[>-]*(?:would\s+you|do\s+you|shall\s+(?:i|we)|should\s+i|can\s+i|may\s+i|want\s+(?:me|to|another|more)|could\s+you|let\s+me\s+know|feel\s+free|if\s+you(?:'d|\s+(?:would|have|need|want))\b"
-    r"|i\s+hope|hope\s+(?:this|that)|i(?:'d|\s+would)\s+be\s+(?:happy|glad)|i\s+can\s+also|(?:please\s+)?rate\b|(?:my\s+)?confidence\b|time\s+(?:taken|spent|used)\b|difficulty\b|tokens?\b"
-    r"|word\s+count|thanks|thank\s+you|\(?source\b)",
+    r"[\s*_(\[>-]*(?:would\s+you|do\s+you|shall\s+(?:i|we)|should\s+i|can\s+i|may\s+i|want\s+(?:me|to|another|more)|could\s+you|let\s+me\s+know|feel\s+free|if\s+you(?:'d|\s+(?:would|have|need|want))\b(?=[^.!?\n]{0,60}\b(?:like|questions?|help|else|explanations?|details?|further|clarif\w+)\b)"
+    r"|i\s+hope|hope\s+(?:this|that)|i(?:'d|\s+would)\s+be\s+(?:happy|glad)|i\s+can\s+also|(?:please\s+)?rate\s+(?:this|my|the\s+answer)\b|(?:my\s+)?confidence(?:\s+level)?\s*:|difficulty\s*:|tokens?\s+(?:used|limit|count)\b"
+    r"|word\s+count|is\s+there\s+any|good\s+luck|would\s+it|to\s+practi[sc]e|try\s+(?:the|it|this|another)\b|tip:\s+[a-z]|fun\s+fact|keywords?\b|see\s+you|[—–-]*\s*(?:solved|generated|written)\s+(?:in|by|with)\b|p\.?s\.|thanks(?!\s+to)|thank\s+you|\(?source\s*:)",
     re.IGNORECASE,
 )
 """Beginning of a sentence that offers, thanks or tells of the text itself: its numbers are no answer."""
@@ -121,14 +121,16 @@ REFERENCE = re.compile(
 """Words before a number that refers to a place, and is no value."""
 SUPPOSED = re.compile(r"\b(?:if|had|suppos\w+|without|were|with\s+one)\b[^.!?]*\b(?:would|could|might)\b", re.IGNORECASE)
 """A sentence about something that is not so."""
+UNREAL = re.compile(r"\b(?:if|had|were)\b[^.!?]*\b(?:more|fewer|less|not|forgotten|[a-z]+n't)\b[^.!?]*\bwould\b", re.IGNORECASE)
+"""A sentence about something that is not so in the task either."""
 _INSTEAD = (
-    r"(?:wait|apologies|edit|or|hmm+|oh|oops|no|nope|sorry|actually|correction|scratch\s+that|on\s+second\s+thoughts?|my\s+(?:mistake|bad)"
+    r"(?:wait|apologies|edit|or\s+rather|make\s+(?:that|it)|let\s+me\s+(?:re\w+|check)(?:\s+(?:that|this|it))?|hmm+|oh|oops|no|nope|sorry|actually|correction|scratch\s+that|on\s+second\s+thoughts?|my\s+(?:mistake|bad)"
     r"|i\s+(?:made|see)\s+an?\s+(?:\w+\s+)?(?:mistake|error)|i\s+was\s+wrong"
     r"|(?:that|this|it)(?:'s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+right|an?\s+(?:mistake|error)))"
 )
 _THING = r"(?:it|that|this|(?:the|my)\s+(?:(?:correct|right|real|final)\s+)?(?:answer|result|value|choice|option|one))"
 REPLACED = re.compile(
-    rf"[\s*_)\"'$.!\\\]]*(?:(?:but\s+|however,?\s+)?(?:{_INSTEAD}\b[\s,.:;!—–-]*)+(?:{_THING}(?:'s|\s+(?:is|was|should\s+be|must\s+be))|i\s+meant?\b|rather\b|make\s+(?:that|it)\b"
+    rf"(?:[\s*_)(\"'$.!\],;…—–-]|\\\]|\\\)|\\ldots\b)*(?:(?:but\s+|however,?\s+)?(?:{_INSTEAD}\b[\s,.:;!—–-]*)+(?:{_THING}(?:'s|\s+(?:is|was|should\s+be|must\s+be))|i\s+meant?\b|rather\b|make\s+(?:that|it)\b"
     rf"|(?=\W{{0,3}}[\d$\\][^\s]*\W*(?:\n|\Z)|[A-HJ]\b\W*(?:is\s+(?:correct|right)|\n|\Z)))"
     rf"|(?:however|but|instead),?\s+{_THING}\s+(?:should|must)\s+be|\(?i\s+meant?\b)\s*(?:actually|really|just)?[\s:*_]*(?=[-−($\\\d]|[A-HJ]\b)",
     re.IGNORECASE,
@@ -177,7 +179,7 @@ _GOES_ON = (
 PHRASE_END = re.compile(
     rf"[,;(](?!\s*(?:(?:and|or)\s+)?[-$\d\\]|\s*{_HEDGE})|[:!?。，；、)\]\n]|(?<!sq)(?<!cu)\.(?![0-9])"
     r"|(?<!\w)(?:to|and)\s+(?=[^\W\d_]{2})(?!a\b|half\b|negative\b|minus\b)"
-    rf"|(?<![\w-])(?:{_GOES_ON})(?![\w-])(?!\s+(?:or|and)\s+(?:more|less))",
+    rf"|(?<![\w-])(?!in(?:\s+(?:tall|long|wide|high|deep))?\W*\Z)(?:{_GOES_ON})(?![\w-])(?!\s+(?:or|and)\s+(?:more|less))",
     re.IGNORECASE,
 )
 """Place where the words beside a number end and the sentence goes on: "5 apples | for Tom", but "5 or more" and "3, 4"."""
@@ -248,7 +250,7 @@ CHOSEN = re.compile(
 )
 """Letter of a choice that its sentence has alone."""
 VERB = re.compile(r"(?<!\w)(?:is|are|was|were|be|equals|=|est|es|ist|è|é)(?!\w)\s*:?", re.IGNORECASE)
-YES_OR_NO = re.compile(r"\b(yes|no|true|false)\b(?=\s*(?:[,;:.]|(?:because|since|as)\b|\Z))", re.IGNORECASE)
+YES_OR_NO = re.compile(r"\b(yes|no|true|false)\b(?=\s*(?:[,;:.!—–]|-\s|(?:because|since|as)\b|\Z))", re.IGNORECASE)
 BEFORE_WORDS = re.compile(r"(?<!\w)(?:at|on|in|to|by)(?!\w)", re.IGNORECASE)
 """Words before an answer of words, if its sentence has no verb of its own for it."""
 DECIMAL_COMMA = re.compile(

@@ -110,7 +110,11 @@ def _without_leads(found: list[Token]) -> tuple[list[Token], list[Token]]:
     count = next((i for i, token in enumerate(found) if token.kind != "word"), len(found))
     for start in range(count):
         for end in range(count, start, -1):
-            if (value := vocabulary.counted([token.text for token in found[start:end]])) is not None:
+            words = [token.text for token in found[start:end]]
+            value = vocabulary.counted(words)
+            if value is None and len(words) > 1:
+                value = vocabulary.fraction(words)
+            if value is not None:
                 return [Token("number", str(value)), *found[end:]], found[:start]
     if count and count < len(found) and found[count].text == ":":
         return found[count + 1 :], found[:count]

@@ -162,7 +162,7 @@ def _several(found: Sequence[Token]) -> Answer | None:
     parts, between = split(found, _CONJUNCTIONS)
     if not between:
         return None
-    if any(token.kind == "word" for token in found) and [token.text for token in parts[-1]] == ["a", "half"]:
+    if any(token.kind == "word" for token in found) and [token.text for token in parts[-1]][:2] == ["a", "half"]:
         return None  # "5 and a half" is one number
     joint = {_CONJUNCTIONS[each] for each in between}
     if joint == {","} and any(token.text == r"\ne" for token in found):
@@ -185,7 +185,7 @@ def _several(found: Sequence[Token]) -> Answer | None:
         return Doubtful(joined(found), understood[0] if len(understood) == 1 else None)
     if any(isinstance(item, Doubtful) for item in items):
         return Doubtful(joined(found))
-    return Several("list", tuple(_flat(items)))
+    return Several("list", tuple(_solutions(_flat(items))))
 
 
 def _named_part(part: Sequence[Token]) -> Named | None:
@@ -215,6 +215,15 @@ def _flat(items: Sequence[Answer]) -> list[Answer]:
     for item in items:
         out += item.items if isinstance(item, Several) and item.kind == "list" else [item]
     return out
+
+
+def _solutions(items: list[Answer]) -> list[Answer]:
+    """Returns ``p=5, q=2, p=7, q=2`` as two tuples: the same names in the same order, several times."""
+    names = [item.name for item in items if isinstance(item, Named)]
+    size = len(set(names))
+    if len(names) != len(items) or size < 2 or len(items) == size or len(items) % size or names != names[:size] * (len(items) // size):
+        return items
+    return [Several("tuple", tuple(items[start : start + size])) for start in range(0, len(items), size)]
 
 
 def _condition(item: Answer) -> Relation | None:
@@ -290,7 +299,17 @@ def _equation(found: Sequence[Token], terms: list[list[Token]], *, approximate: 
         core = values[-1].core
         return Doubtful(joined(found), core, denied=values[-1].denied)
     also = tuple(value for value in values[:-1] if not isinstance(value, Doubtful))
-    return Named("" if constant else joined(terms[0]), values[-1], also, approximate, asked=constant or name is not None)
+    return Named("" if constant else joined(terms[0]), values[-1], also, approximate, asked=constant or name is not None or _of_letters(terms[0]))
+
+
+def _of_letters(term: Sequence[Token]) -> bool:
+    r"""Returns True for a thing that is asked for: ``\frac{AB}{CD}``, ``\sin A``, ``\frac{d}{dx}(x^3)``, ``\int_0^1 x``."""
+    texts = [token.text for token in term]
+    if texts[:1] and texts[0] in (r"\int", r"\lim", r"\sum", r"\prod", r"\iint", r"\oint"):
+        return True
+    if texts[:3] in ([r"\frac", "{", "d"], [r"\frac", "{", r"\partial"], [r"\dfrac", "{", "d"]):
+        return True
+    return texts[:1] != ["-"] and not any(token.kind == "number" for token in term)
 
 
 def _name(term: Sequence[Token]) -> str | None:
