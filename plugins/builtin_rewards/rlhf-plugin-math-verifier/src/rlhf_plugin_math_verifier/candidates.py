@@ -74,9 +74,19 @@ _BETWEEN = re.compile(
 """Pattern between values that are parts of one answer."""
 _COMMA = re.compile(r"(?<=[0-9]),(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9,.]{0,20}[0-9)\]]))")
 """A comma between digits that a language with decimal commas has before the decimals."""
-_PAIRS = re.compile(r"[A-Za-z]\w{0,20}[ ]?[:=] ?[-+$\\\d./%]{1,20}(?:(?:[,;]| and) ?[A-Za-z]\w{0,20}[ ]?[:=] ?[-+$\\\d./%]{1,20})+")
+_PAIRS = re.compile(
+    r"[A-Za-z]\w{0,20}[ ]?[:=] ?[-+$\\\d./%]{1,20}(?:(?:[,;]| and) ?[A-Za-z]\w{0,20}[ ]?[:=] ?[-+$\\\d./%]{1,20})+"
+)
 _CONCLUDES = re.compile(r"\s*(?:so|thus|therefore|hence|in\s+total|total|altogether|finally|in\s+conclusion)\b", re.IGNORECASE)
-_OF_THE_WRITER = re.compile(r"\b(?:i|information|data|details?|context|answer|attempt|try|guess|undetermined|way|determined|unclear|ill-posed)\b", re.IGNORECASE)
+_RESULT = re.compile(
+    r"\b(?:so|thus|therefore|hence|finally|total|altogether|in\s+all|answer|result|makes?|gives?|leaves?|left|remain\w*|equals?|ends?\s+up|needs?)\b",
+    re.IGNORECASE,
+)
+_OF_THE_WRITER = re.compile(
+    r"\b(?:i|information|data|details?|context|answer|attempt|try|guess|undetermined|way|determined|unclear|ill-posed)\b",
+    re.IGNORECASE,
+)
+"""Words by which a refusal is about the answer, and not about one way to it."""
 _UNWORKED = re.compile(r"[0-9]\s*(?:[-+*/×·÷]|\\(?:times|cdot|div)\b)\s*[0-9]")
 """A sum that is not worked out, which a text that takes back its last value does not give instead."""
 _BINARY = frozenset(["yes", "no", "true", "false"])
@@ -318,7 +328,8 @@ def _last(text: str, *, prose: bool) -> Claim | None:
     for index, (start, end) in reversed(list(enumerate(spans))):
         sentence = text[start:end]
         if refusal := REFUSED.search(sentence):
-            if _OF_THE_WRITER.search(refusal.group()) and not CONCLUSION.search(sentence) and "but" not in sentence.split():
+            goes_on = CONCLUSION.search(sentence) or "but" in sentence.split()
+            if _OF_THE_WRITER.search(refusal.group()) and not goes_on:
                 return NONE
             given_up = True
         near = [text[slice(*span)] for span in spans[max(0, index - 3) : index] if "\n" not in text[span[1] : start]]
@@ -344,7 +355,8 @@ def _last(text: str, *, prose: bool) -> Claim | None:
 
 def _concluded(text: str, before: Sequence[Span], start: int, sentence: str) -> str | None:
     """Returns the conclusion of the paragraphs before a last one that draws none: the last one may be a remark."""
-    if not before or "\n\n" not in text[before[-1][1] : start].replace(" ", "") or "=" in sentence or _CONCLUDES.match(sentence):
+    apart = bool(before) and "\n\n" in text[before[-1][1] : start].replace(" ", "")
+    if not apart or "=" in sentence or _RESULT.search(sentence):
         return None
     last = text[slice(*before[-1])]
     found = asserted(last, announced=False).text if _CONCLUDES.match(last) and values(last) else ""

@@ -10,11 +10,15 @@ _FOLDED: dict[int, str | None] = {code: chr(code - 0xFEE0) for code in range(0xF
 _FOLDED |= {ord(sign): "-" for sign in _MINUS} | {ord(blank): " " for blank in "\u00a0\u2002\u2003\u2009\u200a\u202f\u3000"}
 _FOLDED |= {ord(mark): None for mark in "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff"}
 _FOLDED |= {ord("’"): "'", ord("‘"): "'", ord("“"): '"', ord("”"): '"', ord("｡"): "。", ord("､"): "、"}
-_FOLDED |= {ord(quote): " " for quote in "「」『』【】《》〈〉"}
+_FOLDED |= {ord(quote): " " for quote in "「」『』【】《》〈〉«»"}
 _RUNNING_ON = re.compile(r"(?<=[0-9])(?:\.{2,}|…)")
 _FEET = re.compile(r"(?<![\w.'])([0-9]{1,2})\s?'\s?([0-9]{1,2})\s?(?:\"|'')(?![\w'])")
 _HOURS = re.compile(r"(?<![\w.])([0-9]{1,3})\s?h\s?([0-9]{1,2})\s?m(?:in)?(?![\w/])")
-_WORDED_SIGN = re.compile(r"\b(?:plus[ -]or[ -]minus|plus-minus|(?:positive|negative) or (?:negative|positive))(?=\s*[$\\\d])|(?<![\w)])\+/?-(?=\s?\d)", re.IGNORECASE)
+_WORDED_SIGN = re.compile(
+    r"\b(?:plus[ -]or[ -]minus|plus-minus|(?:positive|negative) or (?:negative|positive))(?=\s{0,3}[$\\\d])"
+    r"|(?<![\w)])\+/?-(?=\s?\d)",
+    re.IGNORECASE,
+)
 _OTHER = re.compile(r"[^\x00-\x7f]")
 
 _SYMBOLS = {

@@ -15,6 +15,7 @@ from rlhf_plugin_math_verifier.phrases import (
     BESIDES,
     CHOSEN,
     CONCLUSION,
+    CONTRAST,
     COPULA,
     CORRECTED,
     DENIED_AFTER,
@@ -27,8 +28,8 @@ from rlhf_plugin_math_verifier.phrases import (
     NOT_DOUBTED,
     PHRASE_END,
     REASON,
-    REPLACED,
     REFERENCE,
+    REPLACED,
     RETRACTED,
     SIDE_CLAUSE,
     UNSAID,
@@ -134,7 +135,7 @@ def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: 
     for _, end in runs:
         if (instead := replaced(sentence[end:])) is not None and instead.text:
             return replace(instead, rivals=())
-    if is_prose(sentence) and withdrawn(sentence[runs[-1][1] :]) is not None:
+    if is_prose(sentence) and withdrawn(sentence[runs[-1][1] : runs[-1][1] + 1000]) is not None:
         return NONE
     if not is_prose(sentence):
         found = standing(sentence[: runs[0][0]], sentence[runs[-1][1] :])
@@ -177,7 +178,9 @@ def _widened(sentence: str, run: Span) -> Span:
     if _NAMED_GAP.search(sentence, start, end) and (name := _NAME_BEFORE.search(sentence, 0, start)):
         return name.start(), end
     opening, closing = sentence[start - 1 : start], sentence[end : end + 1]
-    if (start and opening + closing in ("{}", "[]", "[)", "(]")) or (opening + closing == "()" and set(",;") & set(sentence[start:end])):
+    if (start and opening + closing in ("{}", "[]", "[)", "(]")) or (
+        opening + closing == "()" and set(",;") & set(sentence[start:end])
+    ):
         start -= 1 + (sentence[start - 2 : start - 1] == "\\")
         return start, end + 1
     return run
@@ -201,6 +204,7 @@ def _core(sentence: str, runs: list[Span], *, announced: bool) -> Claim:
         starts = [match.end() for match in CONCLUSION.finditer(sentence, 0, runs[-1][0])]
         if side := SIDE_CLAUSE.match(sentence, 0, runs[-1][0]):
             starts.append(side.end())
+        starts += [match.end() for match in CONTRAST.finditer(sentence, 0, runs[-1][0])]
         begin = max((start for start in starts if start <= runs[-1][0]), default=0)
     core: list[Span] = []
     beside: list[Span] = []

@@ -272,7 +272,9 @@ class _Comparison:
 
     def _item(self, label: Answer, answer: Answer) -> Verdict:
         """Compares items of others, where {1} is not 1."""
-        label, answer = (side.value if isinstance(side, Named) and isinstance(side.value, Several) else side for side in (label, answer))
+        label, answer = (
+            side.value if isinstance(side, Named) and isinstance(side.value, Several) else side for side in (label, answer)
+        )
         return self.of(label, answer) if isinstance(label, Several) == isinstance(answer, Several) else "wrong"
 
     def _in_any_order(self, label: Sequence[Answer], answer: Sequence[Answer]) -> Verdict:

@@ -119,9 +119,16 @@ REFERENCE = re.compile(
     r"\s*(?:no\.?|number|\#)?\s*[(\[*]{0,2}\Z"
 )
 """Words before a number that refers to a place, and is no value."""
-SUPPOSED = re.compile(r"\b(?:if|had|suppos\w+|without|were|with\s+one)\b[^.!?]*\b(?:would|could|might)\b", re.IGNORECASE)
+SUPPOSED = re.compile(r"\b(?:if|had|suppos\w+|without|were|with\s+one)\b[^.!?]{0,200}\b(?:would|could|might)\b", re.IGNORECASE)
 """A sentence about something that is not so."""
-UNREAL = re.compile(r"\b(?:if|had|were)\b[^.!?]*\b(?:more|fewer|less|not|forgotten|[a-z]+n't)\b[^.!?]*\bwould\b", re.IGNORECASE)
+CONTRAST = re.compile(
+    r"\b(?:first|initially|originally|might|may|could|some|thought|think|guess\w*|put|said|wrote|if|forgotten)\b[^.;]{0,80}\bbut\b",
+    re.IGNORECASE,
+)
+"""A clause about another answer, up to the one that gives the right one: "I first thought 41, but it is 42"."""
+UNREAL = re.compile(
+    r"\b(?:if|had|were)\b[^.!?]{0,120}\b(?:more|fewer|less|not|forgotten|[a-z]{1,8}n't)\b[^.!?]{0,120}\bwould\b", re.IGNORECASE
+)
 """A sentence about something that is not so in the task either."""
 _INSTEAD = (
     r"(?:wait|apologies|edit|or\s+rather|make\s+(?:that|it)|let\s+me\s+(?:re\w+|check)(?:\s+(?:that|this|it))?|hmm+|oh|oops|no|nope|sorry|actually|correction|scratch\s+that|on\s+second\s+thoughts?|my\s+(?:mistake|bad)"

@@ -221,7 +221,8 @@ def _solutions(items: list[Answer]) -> list[Answer]:
     """Returns ``p=5, q=2, p=7, q=2`` as two tuples: the same names in the same order, several times."""
     names = [item.name for item in items if isinstance(item, Named)]
     size = len(set(names))
-    if len(names) != len(items) or size < 2 or len(items) == size or len(items) % size or names != names[:size] * (len(items) // size):
+    times, over = divmod(len(items), size) if size > 1 else (0, 0)
+    if len(names) != len(items) or times < 2 or over or names != names[:size] * times:
         return items
     return [Several("tuple", tuple(items[start : start + size])) for start in range(0, len(items), size)]
 
@@ -299,7 +300,8 @@ def _equation(found: Sequence[Token], terms: list[list[Token]], *, approximate: 
         core = values[-1].core
         return Doubtful(joined(found), core, denied=values[-1].denied)
     also = tuple(value for value in values[:-1] if not isinstance(value, Doubtful))
-    return Named("" if constant else joined(terms[0]), values[-1], also, approximate, asked=constant or name is not None or _of_letters(terms[0]))
+    asked = constant or name is not None or _of_letters(terms[0])
+    return Named("" if constant else joined(terms[0]), values[-1], also, approximate, asked=asked)
 
 
 def _of_letters(term: Sequence[Token]) -> bool:

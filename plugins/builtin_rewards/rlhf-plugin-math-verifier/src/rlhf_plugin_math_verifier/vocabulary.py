@@ -93,8 +93,8 @@ _SMALL = str.split(
 _TENS = str.split("twenty thirty forty fifty sixty seventy eighty ninety")
 _COUNTED = {word: value for value, word in enumerate(_SMALL)} | {word: 20 + 10 * i for i, word in enumerate(_TENS)}
 _COUNTED |= {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"两": 2, "兩": 2, "〇": 0}
-_NUMBER_WORDS = "|".join(sorted((word for word in (*_SMALL, *_TENS, "hundred", "thousand", "million", "billion", "dozen")), key=len, reverse=True))
-_SPELLED = re.compile(rf"\b(?:{_NUMBER_WORDS})(?:(?:[\s-]+|\s+and\s+)(?:{_NUMBER_WORDS}))*\b", re.IGNORECASE)
+_NUMBER_WORDS = "|".join(sorted((*_SMALL, *_TENS, "hundred", "thousand", "million", "billion", "dozen"), key=len, reverse=True))
+_SPELLED = re.compile(rf"\b(?:{_NUMBER_WORDS})(?:(?:[\s-]{1, 3}|\s{1, 3}and\s{1, 3})(?:{_NUMBER_WORDS}))*\b", re.IGNORECASE)
 _ORDINALS = str.split("third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
 _PARTS = {word: 3 + i for i, word in enumerate(_ORDINALS)}
 _PARTS |= {"twentieth": 20, "hundredth": 100, "thousandth": 1000, "millionth": 10**6, "halve": 2, "half": 2}
