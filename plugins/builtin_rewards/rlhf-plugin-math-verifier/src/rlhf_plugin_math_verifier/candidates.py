@@ -82,6 +82,7 @@ _RESULT = re.compile(
     r"\b(?:so|thus|therefore|hence|finally|total|altogether|in\s+all|answer|result|makes?|gives?|leaves?|left|remain\w*|equals?|ends?\s+up|needs?)\b",
     re.IGNORECASE,
 )
+_PAUSE = re.compile(r"\A\n*(?:(?:\.{2,}|…)\s*)?")
 _OF_THE_WRITER = re.compile(
     r"\b(?:i|information|data|details?|context|answer|attempt|try|guess|undetermined|way|determined|unclear|ill-posed)\b",
     re.IGNORECASE,
@@ -292,7 +293,7 @@ def _announced(text: str, *, prose: bool, parts: int) -> Claim | None:
         if SUPPOSED.search(before + match.group()):
             continue
         clause = last_clause(before)
-        claim = NONE if DOUBTED.search(clause) else stated(text[match.end() : match.end() + 1000].lstrip("\n"), prose=prose)
+        claim = NONE if DOUBTED.search(clause) else stated(_PAUSE.sub("", text[match.end() : match.end() + 1000]), prose=prose)
         if claim is None:
             continue
         if not claim.text:

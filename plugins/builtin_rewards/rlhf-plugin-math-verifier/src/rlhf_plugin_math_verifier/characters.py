@@ -14,6 +14,7 @@ _FOLDED |= {ord(quote): " " for quote in "「」『』【】《》〈〉«»"}
 _RUNNING_ON = re.compile(r"(?<=[0-9])(?:\.{2,}|…)")
 _FEET = re.compile(r"(?<![\w.'])([0-9]{1,2})\s?'\s?([0-9]{1,2})\s?(?:\"|'')(?![\w'])")
 _HOURS = re.compile(r"(?<![\w.])([0-9]{1,3})\s?h\s?([0-9]{1,2})\s?m(?:in)?(?![\w/])")
+_SIGN_MARKS = ("+-", "+/-", "lus or", "lus-", "itive or", "ative or")
 _WORDED_SIGN = re.compile(
     r"\b(?:plus[ -]or[ -]minus|plus-minus|(?:positive|negative) or (?:negative|positive))(?=\s{0,3}[$\\\d])"
     r"|(?<![\w)])\+/?-(?=\s?\d)",
@@ -112,7 +113,9 @@ def fold(text: str) -> str:
     """
     if "'" in text and _FEET.search(text):
         text = _FEET.sub(r"\1 ft \2 in", text)
-    text = _WORDED_SIGN.sub("±", _HOURS.sub(r"\1 h \2 min", text))
+    if any(mark in text for mark in _SIGN_MARKS):
+        text = _WORDED_SIGN.sub("±", text)
+    text = _HOURS.sub(r"\1 h \2 min", text)
     text = _TIMES.sub(r" \\times ", _RUNNING_ON.sub(r"\\ldots ", text))
     if text.isascii():
         return text

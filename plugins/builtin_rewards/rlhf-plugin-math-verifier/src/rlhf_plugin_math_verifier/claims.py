@@ -87,6 +87,8 @@ _MATHEMATICAL_WORDS = frozenset(
 _CLAUSE_END = re.compile(r"(?<![A-Za-z])[.!;\n。！]|[!;\n。！]|\.\s")
 _CLAUSES = re.compile(r"[,;:，；：]|\bbut\b")
 _CLAUSE_STARTS = re.compile(r"[,;:—–]\s*|\bbut\b\s*|\bbecause\b\s*")
+_ANSWERED = re.compile(r"\A(?:no|nope|yes)\s?[:,;-]\s*(?=[-$\\\d(])", re.IGNORECASE)
+"""An answer to a question that the text asks itself: "41? No: 42"."""
 _DENIAL = re.compile(r"(?:\w+ly\s+)?(?:not|never)\b", re.IGNORECASE)
 _CHOICE_WITH_REASON = re.compile(
     r"\W{0,4}([A-HJ])(?!\w)\W{0,4}\s(?:because|since|(?:(?:and|but)\s+)?(?:not|rather\s+than|instead\s+of)\s+[(*$]{0,3}[A-J](?!\w))"
@@ -115,11 +117,13 @@ NONE = Claim("")
 def asserted(sentence: str, after: str = "", *, prose: bool = False, announced: bool = True) -> Claim:
     """Returns the claim of a sentence, which begins where its announcement ends; ``after`` follows the sentence."""
     sentence = sentence.strip().strip(" \t*_`\"'→⇒").strip()
+    if not prose:
+        sentence = _ANSWERED.sub("", sentence)
     if (instead := replaced(after, prose=prose)) is not None:
         return instead
     if RETRACTED.match(after):
         return NONE
-    if (later := withdrawn(after)) is not None:
+    if not prose and (later := withdrawn(after)) is not None:
         return later
     denial = _DENIAL.match(sentence)
     if denial and (right := CORRECTED.match(sentence)) and right.end() < len(sentence):
@@ -306,7 +310,7 @@ def around(text: str, start: int, end: int, *, prose: bool = False) -> str | Cla
     after = text[end : end + 1000]
     if (instead := replaced(after, prose=prose)) is not None:
         return instead
-    if (later := withdrawn(after)) is not None:
+    if not prose and (later := withdrawn(after)) is not None:
         return later
     before = sentence_before(text, start)
     found = standing(before, after[:SIGHT]) or ("doubt" if DOUBTED.search(last_clause(before)) else "")

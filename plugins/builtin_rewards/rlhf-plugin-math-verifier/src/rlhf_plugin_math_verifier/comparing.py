@@ -307,6 +307,15 @@ class _Comparison:
             return "unjudged" if verdict == "wrong" and _is_unit_or_letter(label, answer) else verdict
         if units.PERCENT in (own, other):
             verdict = self._value(label, answer, Fraction(100) if own == units.PERCENT else Fraction(1, 100))
+        elif (
+            own is None
+            and other is not None
+            and other.dimensions
+            and isinstance(answer, Number)
+            and answer.value.denominator > 1
+        ):
+            smaller = any(self._value(label, answer, Fraction(factor)) == "right" for factor in (12, 60, 100, 1000))
+            return "unjudged" if smaller else "wrong"  # "1 hour 15 minutes" for 75
         elif own == units.DEGREE:
             return self._degrees(label, answer)
         elif other == units.DEGREE and own is None:

@@ -28,6 +28,7 @@ _STRUCK = re.compile(r"~~[^~\n]{1,200}~~|<(?P<tag>del|s|strike)>[^<>\n]{1,200}</
 _CROSSES = re.compile("[❌✗✘✖]")
 _PICTURES = re.compile("[\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff\ufe0f\u25a0-\u25b2\u25b6-\u25f5]")
 _ARROWS = re.compile(r"(?:(?<![^\s:])-{1,3}|(?<![<=])={1,3})>[ \t]*(?=[-$\\*`\d(])", re.MULTILINE)
+_ABBREVIATED = re.compile(r"\b(Eqs?|Figs?|Thm|Ch|Sec|No|pp?|[Aa]pprox)\. ?(?=[(#]?[0-9])")
 _FENCES = re.compile(r"^[ \t]*(?:```|~~~)[\w+-]*[ \t]*$", re.MULTILINE)
 _RULES = re.compile(r"^(?:[ \t]*(?:-{3,}|\*{3,}|_{3,}|={3,})[ \t]*|(?=[^\n]*\|)(?=[^\n]*-)[|: \t-]+)$", re.MULTILINE)
 _LINE_STARTS = re.compile(
@@ -59,6 +60,7 @@ def plain_text(text: str) -> str:
         text = _PICTURES.sub("", _CROSSES.sub(" is wrong ", text))
     if ">" in text:
         text = _ARROWS.sub("→ ", text)
+    text = _ABBREVIATED.sub(r"\1 ", text)
     if "`" in text or "~~~" in text:
         text = _FENCES.sub("", text).replace("``", '"').replace("`", "")
     text = _CURRENCIES.sub(_currency, _LINE_STARTS.sub("", _RULES.sub("", text)))
@@ -131,12 +133,12 @@ _UNIT_FRACTION = re.compile(
 )
 _THREE = re.compile(r"[0-9]{3}(?![0-9])")
 _CURRENCIES = re.compile(
-    r"(?<![A-Za-z])(?:US|AU?|CA?|HK|NT|R|S|NZ|MX)\s?\\?\$|(?<![A-Za-z])(?P<rupees>Rs\.?|INR)(?=[\s}]{0,5}[0-9])"
+    r"(?<![A-Za-z])(?:US|AU?|CA?|HK|NT|R|S|NZ|MX)\s?\\?\$(?=\s?[0-9.])|(?<![A-Za-z])(?P<rupees>Rs\.?|INR)(?=[\s}]{0,5}[0-9])"
 )
 _CHOSEN_OF = re.compile(
     r"(?:\{\s*\})?[_^]\s*\{?\s*([0-9]{1,9}|n)\s*\}?\s*\{?\s*(?:\\(?:mathrm|text|rm)\s*)?\{?([CP])\}?\s*_\s*\{?\s*([0-9]{1,9}|[kr])\s*\}?"
 )
-_PER_CENT = re.compile(r"\bper\s+cent\b")
+_PER_CENT = re.compile(r"\bper\s+cent\b|(?<=\d)\s?\bpct\b|(?<=\d )pct\b")
 _LETTERED = re.compile(r"(?:^|(?<=[,;]))\s*\((?:[a-h]|i{1,3}|iv|vi{0,2}|[1-9])\)\s*(?=[^\s,;])")
 _ARRAY = re.compile(r"\\begin\s*\{array\}\s*\{[^{}]*\}|\\end\s*\{array\}")
 _QUOTES = (
@@ -182,7 +184,7 @@ def plain_latex(text: str) -> str:
     text = _CURRENCIES.sub(_currency, _THOUSANDS.sub(_ungrouped, text))
     if "_" in text:
         text = _CHOSEN_OF.sub(_selection, text)
-    text = _PER_CENT.sub("percent", text)
+    text = _PER_CENT.sub(" percent", text)
     if len(_LETTERED.findall(text)) > 1:
         text = _LETTERED.sub(" ", text)
     if "]" in text or "[" in text:

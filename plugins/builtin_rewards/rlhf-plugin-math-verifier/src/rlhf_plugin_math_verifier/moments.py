@@ -13,6 +13,7 @@ from rlhf_plugin_math_verifier.vocabulary import counted
 
 _MONTHS = str.split("january february march april may june july august september october november december")
 _MONTH = {name[:length]: number for number, name in enumerate(_MONTHS, 1) for length in (3, len(name))} | {"sept": 9}
+_BESIDE_DATES = frozenset(["th", "st", "nd", "rd", "of", "on", "the"])
 _DATE = re.compile(r"(?P<first>[0-9]{1,4})(?P<sign>[-/.])(?P<middle>[0-9]{1,2})(?P=sign)(?P<last>[0-9]{1,4})")
 _CLOCK = re.compile(r"(?P<hour>[0-9]{1,2})(?::(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?)?(?P<half>[ap]m)")
 _BASE = re.compile(
@@ -47,9 +48,7 @@ def _date(first: str, middle: str, last: str, sign: str) -> Moment | None:
 
 
 def _date_in_words(found: Sequence[Token]) -> Moment | None:
-    words = [
-        token.text.casefold() for token in found if token.kind == "word" and token.text not in ("th", "st", "nd", "rd", "of")
-    ]
+    words = [token.text.casefold() for token in found if token.kind == "word" and token.text not in _BESIDE_DATES]
     numbers = [token.text for token in found if token.kind == "number"]
     others = [token for token in found if token.kind not in ("word", "number") and token.text not in (",", ".")]
     if len(words) != 1 or words[0] not in _MONTH or others or not 1 <= len(numbers) <= 2 or not all(map(str.isdigit, numbers)):

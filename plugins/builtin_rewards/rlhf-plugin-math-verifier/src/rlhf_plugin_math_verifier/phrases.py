@@ -83,11 +83,15 @@ _JUDGED = (
     r"(?:(?:this|that|the|my|our)\s+(?:(?:above|last|previous|final|first)\s+)?(?:answer|result|value|solution|number|total)(?:\s+(?:above|here))?"
     r"|this|that|it|which|the\s+above|something)"
 )
-_FALSE = r"(?:wrong|incorrect|false|invalid|impossible|off|mistaken|absurd|not\s+(?:(?:quite|really|the)\s+)?(?:right|correct|true|valid|possible|answer))"
+_FALSE = (
+    r"(?:wrong|incorrect|false|invalid|impossible|off|mistaken|absurd"
+    r"|not\s+(?:(?:quite|really|the)\s+)?(?:right|correct|true|valid|possible|answer))"
+)
 WITHDRAWN = re.compile(
     rf"[\s*_)\]\"'$.!—–-]*{_MUSED}(?:{_JUDGED}(?:'s|\s+(?:is|was|are|must\s+be|seems?|looks?))\s+(?:\w+ly\s+)?{_FALSE}\b(?!\s+to\b)"
     rf"|{_JUDGED}\s+(?:can't|cannot|can\s+not|couldn't)\s+be\s+(?:right|correct|true|so|it|the\s+(?:answer|case|solution))\b"
-    rf"|{_JUDGED}\s+(?:does\s+not|doesn't|did\s+not|didn't|fails?\s+to)\s+(?:satisfy|match|fit|work|check|add\s+up|make\s+sense|agree|hold)\b(?!\s+(?:for|if|when|in|with)\b)"
+    rf"|{_JUDGED}\s+(?:does\s+not|doesn't|did\s+not|didn't|fails?\s+to)\s+"
+    r"(?:satisfy|match|fit|work|check|add\s+up|make\s+sense|agree|hold)\b(?!\s+(?:for|if|when|in|with)\b)"
     rf"|{_JUDGED}\s+(?:contradicts|violates|fails|failed|(?:leads|led)\s+to\s+a\s+contradiction|is\s+a\s+(?:contradiction|mistake))\b"
     r"|i(?:'ve|\s+have|\s+must\s+have)?\s+(?:made|see|found|spotted)\s+an?\s+(?:\w+\s+)?(?:mistake|error|slip)\b|i\s+(?:was|am)\s+(?:wrong|mistaken)\b(?!\s+(?:to|about|that|in)\b)"
     r"|i(?:'ve|\s+have)?\s+(?:miscounted|misread|miscalculated)\b|scratch\s+that\b|(?:please\s+)?(?:disregard|ignore)\s+(?:that|this|it|my|the)\b"
@@ -186,7 +190,8 @@ _GOES_ON = (
 PHRASE_END = re.compile(
     rf"[,;(](?!\s*(?:(?:and|or)\s+)?[-$\d\\]|\s*{_HEDGE})|[:!?。，；、)\]\n]|(?<!sq)(?<!cu)\.(?![0-9])"
     r"|(?<!\w)(?:to|and)\s+(?=[^\W\d_]{2})(?!a\b|half\b|negative\b|minus\b)"
-    rf"|(?<![\w-])(?!in(?:\s+(?:tall|long|wide|high|deep))?\W*\Z)(?:{_GOES_ON})(?![\w-])(?!\s+(?:or|and)\s+(?:more|less))",
+    rf"|(?<![\w-])(?!of\s+(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)[a-z]*\b)"
+    rf"(?!in(?:\s+(?:tall|long|wide|high|deep))?\W*\Z)(?:{_GOES_ON})(?![\w-])(?!\s+(?:or|and)\s+(?:more|less))",
     re.IGNORECASE,
 )
 """Place where the words beside a number end and the sentence goes on: "5 apples | for Tom", but "5 or more" and "3, 4"."""

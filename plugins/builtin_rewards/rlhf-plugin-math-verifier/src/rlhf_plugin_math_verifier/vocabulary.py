@@ -94,7 +94,9 @@ _TENS = str.split("twenty thirty forty fifty sixty seventy eighty ninety")
 _COUNTED = {word: value for value, word in enumerate(_SMALL)} | {word: 20 + 10 * i for i, word in enumerate(_TENS)}
 _COUNTED |= {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"两": 2, "兩": 2, "〇": 0}
 _NUMBER_WORDS = "|".join(sorted((*_SMALL, *_TENS, "hundred", "thousand", "million", "billion", "dozen"), key=len, reverse=True))
-_SPELLED = re.compile(rf"\b(?:{_NUMBER_WORDS})(?:(?:[\s-]{1, 3}|\s{1, 3}and\s{1, 3})(?:{_NUMBER_WORDS}))*\b", re.IGNORECASE)
+_HALF_OF = "(hours?|days?|weeks?|months?|years?|minutes?|miles?|dozen|foot|inch|met(?:er|re)s?|lit(?:er|re)s?|pounds?)"
+_HALVES = re.compile(rf"\bhalf\s+an?\s+{_HALF_OF}\b|\ban?\s+{_HALF_OF}\s+and\s+a\s+half\b", re.IGNORECASE)
+_SPELLED = re.compile(rf"\b(?:{_NUMBER_WORDS})(?:(?:[\s-]{{1,3}}|\s{{1,3}}and\s{{1,3}})(?:{_NUMBER_WORDS}))*\b", re.IGNORECASE)
 _ORDINALS = str.split("third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
 _PARTS = {word: 3 + i for i, word in enumerate(_ORDINALS)}
 _PARTS |= {"twentieth": 20, "hundredth": 100, "thousandth": 1000, "millionth": 10**6, "halve": 2, "half": 2}
@@ -184,6 +186,7 @@ def in_digits(text: str) -> str:
         value = counted(re.split(r"[\s-]+", match.group().casefold()))
         return match.group() if value is None or match.group().casefold() == "one" else str(value)
 
+    text = _HALVES.sub(lambda match: f"0.5 {match[1]}" if match[1] else f"1.5 {match[2]}", text)
     return _SPELLED.sub(digits, text)
 
 
