@@ -10,6 +10,7 @@ _FOLDED: dict[int, str | None] = {code: chr(code - 0xFEE0) for code in range(0xF
 _FOLDED |= {ord(sign): "-" for sign in _MINUS} | {ord(blank): " " for blank in "\u00a0\u2002\u2003\u2009\u200a\u202f\u3000"}
 _FOLDED |= {ord(mark): None for mark in "\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\ufeff"}
 _FOLDED |= {ord("’"): "'", ord("‘"): "'", ord("“"): '"', ord("”"): '"', ord("｡"): "。", ord("､"): "、"}
+_FOLDED |= {ord("⟹"): "⇒"}
 _FOLDED |= {ord(quote): " " for quote in "「」『』【】《》〈〉«»"}
 _RUNNING_ON = re.compile(r"(?<=[0-9])(?:\.{2,}|…)")
 _FEET = re.compile(r"(?<![\w.'])([0-9]{1,2})\s?'\s?([0-9]{1,2})\s?(?:\"|'')(?![\w'])")

@@ -227,8 +227,8 @@ class _Comparison:
             return self._in_order(label.items, ordered)
         if label.kind == answer.kind == "tuple":
             return self._in_order(label.items, answer.items)
-        if label.kind == answer.kind == "list" and (verdict := self._by_names(label.items, answer.items)) is not None:
-            return verdict
+        if label.kind == answer.kind == "list" and (named := self._by_names(label.items, answer.items)) is not None:
+            return named
         if "tuple" not in (label.kind, answer.kind):
             verdict = self._in_any_order(label.items, answer.items)
             twice = label.kind == answer.kind == "list" and len(label.items) != len(answer.items)
@@ -311,6 +311,7 @@ class _Comparison:
             own is None
             and other is not None
             and other.dimensions
+            and other != units.DEGREE
             and isinstance(answer, Number)
             and answer.value.denominator > 1
         ):

@@ -133,7 +133,7 @@ _UNIT_FRACTION = re.compile(
 )
 _THREE = re.compile(r"[0-9]{3}(?![0-9])")
 _CURRENCIES = re.compile(
-    r"(?<![A-Za-z])(?:US|AU?|CA?|HK|NT|R|S|NZ|MX)\s?\\?\$(?=\s?[0-9.])|(?<![A-Za-z])(?P<rupees>Rs\.?|INR)(?=[\s}]{0,5}[0-9])"
+    r"(?<![A-Za-z])(?:US|AU?|CA?|HK|NT|R|S|NZ|MX)\s?\\?\$(?=\s?\.?[0-9])|(?<![A-Za-z])(?P<rupees>Rs\.?|INR)(?=[\s}]{0,5}[0-9])"
 )
 _CHOSEN_OF = re.compile(
     r"(?:\{\s*\})?[_^]\s*\{?\s*([0-9]{1,9}|n)\s*\}?\s*\{?\s*(?:\\(?:mathrm|text|rm)\s*)?\{?([CP])\}?\s*_\s*\{?\s*([0-9]{1,9}|[kr])\s*\}?"

@@ -253,7 +253,8 @@ SUPERSEDED = re.compile(
 )
 """Words between two answers by which the second one replaces the first."""
 REMARK = re.compile(
-    r"\s*\(?\s*(?:check|verif\w+|note|proof|we\s+used|explanation|reason|验证|检验|検算|확인|проверка)\b", re.IGNORECASE
+    r"\s*\(?\s*(?:check(?:ed|ing)?|verif\w+|note|proof|we\s+used|explanation|reason|验证|检验|検算|확인|проверка)\b",
+    re.IGNORECASE,
 )
 """Beginning of a sentence that does not answer, but tells why."""
 
