@@ -347,6 +347,17 @@ def withdrawn(after: str) -> Claim | None:
     return None
 
 
+_SUBJECT = re.compile(
+    r"(?:the|our|its|their|his|her|this)\b(?:(?!\s(?:is|are|was|were|equals)\s)[^.;:=\n]){1,200}"
+    r"\s(?:is|are|was|were|equals)\s+(?=[-+$\\\d(\[])(?![^\n]*\s(?:is|are|was|were|equals)\s)",
+    re.IGNORECASE,
+)
+"""What a value is of, as in "the largest number that could be there is", before the value."""
+_CONDITION = re.compile(
+    r"\b(?:when|if|where|given|while|because|since|unless|whose|which|suppose\w*|not|never|no)\b|n't", re.IGNORECASE
+)
+
+
 def stated(rest: str, *, prose: bool) -> Claim | None:
     """Returns the claim after an announcement, whose sentence ``rest`` continues; None if it announces nothing."""
     if rest.startswith(("$$", r"\[")) and (display := ITEM.match(rest)):
@@ -359,7 +370,8 @@ def stated(rest: str, *, prose: bool) -> Claim | None:
     sentence, after = (line[: end.start()], rest[end.end() :]) if end else (line, rest[len(line) :])
     if not sentence.strip(" \t*_`\"'") or not (prose or _says_something(sentence)):
         return None
-    claim = asserted(sentence, after, prose=prose)
+    subject = None if prose else _SUBJECT.match(sentence)
+    claim = asserted(sentence[subject.end() if subject and not _CONDITION.search(subject.group()) else 0 :], after, prose=prose)
     if end and end.group() in "?？" and replaced(after, prose=prose) is None:
         return NONE
     if end and end.group() == "!" and line[: end.start()][-1:].isdigit():

@@ -14,6 +14,10 @@ from rlhf_plugin_math_verifier.characters import fold
 _BOX_TOKENS = re.compile(
     r"<\|begin_of_box\|>((?:(?!<\|(?:begin|end)_of_box\|>).)*)(?:<\|end_of_box\|>|\Z)|\\answer\s*(?=\{)", re.DOTALL
 )
+_OPENED_TURN = re.compile(
+    r"<(?:\|im_start\||\|start_header_id\||start_of_turn|\|turn)>?\s*(?:user|assistant|system|model|human)\b[^A-Za-z0-9]{0,40}$"
+)
+"""The next turn's opening, at the end of a text whose model did not stop."""
 _TOKENS = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?s>|<(?:eos|bos|pad|end_of_turn|start_of_turn)>|\[/?INST\]")
 _BLOCKS = re.compile(r"<\s*/?\s*(?:br|p|div|li|ul|ol|tr|table|h[1-6]|hr|pre|blockquote|center)\b[^<>]{0,100}>", re.IGNORECASE)
 _INLINE = re.compile(
@@ -51,7 +55,7 @@ def plain_text(text: str) -> str:
     """Returns a folded text without decoration. ``####`` and boxes stay; a box in tokens becomes ``\\boxed{}``."""
     if "<" in text or "&" in text or "\\answer" in text:
         text = _BOX_TOKENS.sub(lambda match: r"\boxed" if match[1] is None else rf"\boxed{{{match[1].strip()}}}", text)
-        text = _STRUCK.sub(" ", _TOKENS.sub("\n", text))
+        text = _STRUCK.sub(" ", _TOKENS.sub("\n", _OPENED_TURN.sub("", text)))
         text = _INLINE.sub("", _BLOCKS.sub("\n", _POWERS.sub(r"^{\1}", text)))
         text = _TAGS.sub("\n\n", text)
         text = _ENTITIES.sub(lambda match: html.unescape(match.group()).replace("\u00a0", " "), text)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from rlhf_host import Unjudged
 from rlhf_plugin_math_verifier.answers import Choice, Doubtful, Moment, Several, Words
-from rlhf_plugin_math_verifier.candidates import box_places, find, hash_places
+from rlhf_plugin_math_verifier.candidates import Place, box_places, find, hash_places
 from rlhf_plugin_math_verifier.decoration import tidy
 from rlhf_plugin_math_verifier.judging import read_label as read
 
@@ -59,10 +62,25 @@ def read_label(ground_truth: Any) -> Label | Unjudged:
     return _read_text(ground_truth)
 
 
+_BETWEEN = re.compile(
+    r"(?:[\s$,;&.:]|\\[,;: ()\[\]]|\\q?quad\b|\\(?:text|textrm|mathrm)\{[\s,;]*(?:and[\s,]*)?\}|\band\b)*", re.IGNORECASE
+)
+"""What may stand between the boxes of an answer with several values."""
+
+
+def _of_boxes(text: str, places: Sequence[Place]) -> str:
+    """Returns the values of all boxes, if nothing is between them; otherwise the last one's: those before are steps."""
+    between = [text[one.end : other.start] for one, other in pairwise(places)]
+    joined = len(places) > 1 and all(map(_BETWEEN.fullmatch, between))
+    return ", ".join(dict.fromkeys(place.content for place in places)) if joined else places[-1].content
+
+
 @lru_cache(maxsize=4096)
 def _read_text(text: str) -> Label | Unjudged:
-    places = hash_places(text) or box_places(text)
-    text = places[-1].content if places else text
+    if places := hash_places(text):
+        text = places[-1].content
+    elif places := box_places(text):
+        text = _of_boxes(text, places)
     if isinstance(read(text), Doubtful):
         for prose in (False, True):
             if (found := find(text, prose=prose)) and found.form == "stated" and found.claim.text:
