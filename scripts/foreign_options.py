@@ -35,6 +35,9 @@ WHEELS = {
 }
 """Project → releases; of TRL, the last of each minor version."""
 
+ACCELERATE = "1.15.0"
+"""Version of accelerate, which starts TRL's programs: its options are those of the program ``accelerate``."""
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "plugins/builtin_commands/rlhf-translate/src/rlhf_translate/versions"
 
@@ -46,6 +49,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for project, versions in WHEELS.items():
         table = {version: read(project, fetch(folder, project, version)) for version in versions}
+        if project == "trl":
+            table[versions[-1]]["accelerate"] = of_accelerate(fetch(folder, "accelerate", ACCELERATE))
         (TARGET / f"{project}.json").write_text(text_of(changes(table)), encoding="utf-8")
 
 
@@ -154,13 +159,33 @@ def _training_arguments() -> Options:
     return {name: None if value is dataclasses.MISSING else getattr(value, "value", value) for name, value in fields.items()}
 
 
+def of_accelerate(package: Path) -> Options:
+    """What ``accelerate launch`` and its files take."""
+    options: Options = {}
+    for call in (
+        node for node in ast.walk(ast.parse((package / "commands/launch.py").read_text())) if isinstance(node, ast.Call)
+    ):
+        if getattr(call.func, "attr", "") == "add_argument":
+            options |= _argument(call, "")
+    for node in ast.walk(ast.parse((package / "commands/config/config_args.py").read_text())):
+        options = _fields(node) | options if isinstance(node, ast.ClassDef) else options
+    return options
+
+
 # --- verl: YAML ---------------------------------------------------------------------------------
 
 
+GROUPS = ("optim", "engine", "model", "model_engine", "actor", "critic", "ref", "rollout", "reward", "reward_model", "data")
+"""Hydra's groups, of which a command may choose another part."""
+
+
 def of_verl(package: Path) -> dict[str, Options]:
+    """Of its programs, and under ``GROUP=CHOICE`` of the parts that a command may choose."""
     folder = package / "trainer/config"
     programs = {}
     for name, files in {
+        "torchtitan": ("_generated_ppo_torchtitan_trainer.yaml",),
+        "veomni": ("_generated_ppo_veomni_trainer.yaml",),
         "megatron": ("_generated_ppo_megatron_trainer.yaml", "ppo_megatron_trainer.yaml"),
         "ppo": ("_generated_ppo_trainer.yaml", "ppo_trainer.yaml"),
         "sft": ("sft_trainer.yaml", "sft_trainer_engine.yaml"),
@@ -168,7 +193,18 @@ def of_verl(package: Path) -> dict[str, Options]:
         file = next((folder / each for each in files if (folder / each).is_file()), None)
         if file is not None:
             programs[name] = dict(_leaves(_composed(file)))
-    return {"ppo": programs.pop("megatron") | programs.pop("ppo"), **programs}
+    others = [programs.pop(name, {}) for name in ("torchtitan", "veomni", "megatron")]
+    whole = {name: value for options in (*others, programs.pop("ppo")) for name, value in options.items()}
+    parts = {f"{group}={file.stem}": file for group in GROUPS for file in sorted((folder / group).glob("*.yaml"))}
+    chosen = {name: dict(_leaves(_composed(file))) for name, file in parts.items()}
+    return {"ppo": whole, **programs, **{name: _of_backend(name, options) for name, options in chosen.items()}}
+
+
+def _of_backend(part: str, options: Options) -> Options:
+    """What parts differ in: optimizers and engines, and for a role its strategy and its optimizer."""
+    group = part.partition("=")[0]
+    wanted = {"optim": "", "engine": "", "actor": ("strategy", "optim."), "critic": ("strategy", "optim.")}.get(group, "?")
+    return {name: value for name, value in options.items() if name.startswith(wanted)}
 
 
 def _composed(file: Path) -> dict[str, Any]:
@@ -178,6 +214,8 @@ def _composed(file: Path) -> dict[str, Any]:
     tree = YAML(typ="safe").load(file.read_text()) or {}
     whole: dict[str, Any] = {}
     for item in tree.pop("defaults", []):
+        if isinstance(item, str) and (inner := file.parent / f"{item}.yaml").is_file() and inner.parent.name in GROUPS:
+            whole = _merged(whole, _composed(inner))
         for place, name in item.items() if isinstance(item, dict) else ():
             group, _, key = str(place).partition("@")
             inner = file.parent / group / f"{name}.yaml"

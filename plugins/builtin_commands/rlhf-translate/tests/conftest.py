@@ -62,7 +62,9 @@ def scorer(tiny_model, tmp_path_factory):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("models") / "scorer"
-    AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).save_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    model.config.mean, model.config.std = 0.0, 1.0  # of its scores, as OpenRLHF writes them
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
     return folder
 

@@ -50,7 +50,14 @@ def test_every_default_that_matters_is_one_of_the_projects(project, method):
 
 
 def options(project):
-    return {name for method in METHODS[project] for name in versions.options_of(project, method)}
+    places = {"actor": "actor_rollout_ref.actor", "critic": "critic", "optim": "optim"}
+    parts = [
+        (places[group], f"{group}={part}")
+        for group, parts in versions.groups_of(project).items()
+        for part in parts
+        if group in places
+    ]
+    return {name for method in METHODS[project] for name in versions.options_of(project, method, parts)}
 
 
 def test_a_version_has_the_names_of_its_time():

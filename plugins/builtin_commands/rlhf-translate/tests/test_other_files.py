@@ -214,8 +214,8 @@ def test_a_script_that_is_called_like_one_of_trl(translated, script):
         ("a.sh", "python examples/scripts/cpo.py --a 1\n", "cpo.py is not translated: it is --algo cpo here"),
         ("a.sh", "python examples/scripts/xpo.py --a 1\n", "it is --algo xpo --agent xpo with --reward here"),
         ("a.sh", "python examples/scripts/nash_md.py --a 1\n", "it is --algo nash_md --agent nash_md with --reward here"),
-        ("a.sh", "trl vllm-serve --model m\n", "trl vllm-serve is not translated: it serves a model for a run"),
-        ("a.sh", "python -m verl.trainer.main_generation a=1\n", "it samples and trains nothing: rlhf generate"),
+        ("a.sh", "trl vllm-serve --model m\n", "trl vllm-serve trains nothing: it serves a model for a run"),
+        ("a.sh", "python -m verl.trainer.main_generation a=1\n", "trains nothing: it samples: rlhf generate"),
     ],
 )
 def test_what_is_not_translated_is_told_what_to_do_instead(rlhf_here, script, name, text, message):

@@ -51,7 +51,7 @@ def test_verl_is_split_by_the_backend_fsdp(translated, script, flags, backend):
         ("fsdp_config.dtype=float16", "the weights of passes are bf16 or fp32"),
         ("fsdp_config.mixed_precision.reduce_dtype=bf16", "gradients are summed in float32"),
         ("fsdp_config.offload_policy=True", "FSDP1 does not read it there"),
-        ("strategy=veomni", "backends here: torch, deepspeed, fsdp"),
+        ("strategy=magic", "backends here: torch, deepspeed, fsdp"),
     ],
 )
 def test_what_verl_has_and_the_backend_has_not_is_said(translated, script, flag, reason):

@@ -62,8 +62,17 @@ def test_values_that_cannot_be_read(translated, script):
         )
     )
     assert re.search(r"actor.betas: SET THIS \(a b is not a list of numbers\): --adam_betas a b \(line 1\)", said)
-    assert "--reward_clip_range 1 (line 1): the value cannot be read" in said
+    why = "should be two numbers, the lower limit and the upper one, and is 1"
+    assert f"with.reward_scaling.low: SET THIS ({why}): --reward_clip_range 1 (line 1)" in said
     assert re.search(r"data.max_samples: SET THIS \(.*1e999.*\): --max_samples 1e999 \(line 1\)", said)
+
+
+def test_a_list_without_items_is_none(translated, script):
+    said, _, values = translated(
+        script("python -m openrlhf.cli.train_ppo_ray --pretrain m --prompt_data p --pretrain_data []\n")
+    )
+    assert "with" not in values or "ptx" not in values["with"]
+    assert "Traceback" not in said
 
 
 def test_keys_are_not_written_down(translated, script):

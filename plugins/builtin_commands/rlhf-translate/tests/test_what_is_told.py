@@ -164,4 +164,4 @@ def test_what_is_wrong_in_a_python_script_is_said_with_one_place(rlhf_here, scri
 
 def test_a_server_before_the_training_is_named(translated, script):
     said = translated(script(f"trl vllm-serve --model m &\n{ONE}\n"))[0]
-    assert "train.sh:1: trl vllm-serve is not translated: it serves a model for a run" in said
+    assert "train.sh:1: trl vllm-serve trains nothing: it serves a model for a run" in said

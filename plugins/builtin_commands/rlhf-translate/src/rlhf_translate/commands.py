@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlhf_host import UserError
+from rlhf_host.commands import visible
 from rlhf_translate.credentials import without_secrets
 from rlhf_translate.elsewhere import key_of
 from rlhf_translate.files import configuration, leaves_in, leaves_of
@@ -28,6 +29,7 @@ from rlhf_translate.programs import (
 from rlhf_translate.python_files import docstring, python_command
 from rlhf_translate.shell.script import Call, Script, read_script
 from rlhf_translate.shell.word import Word
+from rlhf_translate.tasks import answer
 from rlhf_translate.versions import options_of
 
 __all__ = ["METHODS", "PROJECTS", "Command", "find_commands"]
@@ -76,6 +78,7 @@ _ARGUMENTS = re.compile(r"(?:^|_)(?:args?|opts?|options|arguments|extras?|flags?
 _ADDED = re.compile(r"\+([\w.]+)=")
 _IS_OPTION = re.compile(r"--?[A-Za-z]|[+~]*\w+(?:\.\w+)+=")
 """Beginning of a line that should continue a command."""
+_NAMES = re.compile(r"[\w./-]+")
 _ASSIGNS = re.compile(r"\w+(\[\w+\])?\+?=")
 _CONFIG_NAMES = {"ppo_trainer": "", "ppo_megatron_trainer": "", "sft_trainer": "", "sft_trainer_engine": ""}
 """Hydra's files in verl itself."""
@@ -182,7 +185,7 @@ def _in_script(path: Path, text: str, origin: Origin, given: Mapping[str, str]) 
             others.append(f"{path}:{call.line}: not a training command, left out: {_short(call.words)}")
     if not commands:
         unread = "".join(f"; {text}" for text in _notes(script) if "is not read" in text)
-        raise UserError("\n".join(refused) or _nothing_found(path, others, origin.project) + unread)
+        raise UserError("\n".join(refused) or _nothing_found(path, script, text, others, origin) + unread)
     for command in commands:
         command.notes += _notes(script)
     others += [
@@ -215,13 +218,23 @@ def _short(words: Sequence[Word]) -> str:
     """Returns the program and its script; other arguments may be secret."""
     words = [word for word in words if not _ASSIGNS.match(word.text)] or words
     script = next((f" {word.text}" for word in words[1:] if word.text.endswith(".py")), "")
-    return without_secrets(f"{words[0].text.partition('=')[0]}{script}")[:60]
+    return visible(without_secrets(f"{words[0].text.partition('=')[0]}{script}"))[:60]
 
 
-def _nothing_found(path: Path, others: Sequence[str], project: str) -> str:
+def _nothing_found(path: Path, script: Script, text: str, others: Sequence[str], origin: Origin) -> str:
+    if (
+        call := next((call for call in script.left_out if isinstance(_command(call, path, origin), Command)), None)
+    ) is not None:
+        return (
+            f"{path}:{call.line}: does not run, because of a condition: {_short(call.words)}; --set NAME=VALUE gives a variable"
+        )
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.lstrip().startswith("#") and (name := next(filter(program_of, _NAMES.findall(line)), None)):
+            where = "in a substitution, a quote or a part that nothing calls"
+            return f"{path}:{number}: {name} is {where}: write its command on a line of its own"
     wanted = "openrlhf.cli.train_ppo_ray, trl grpo or verl.trainer.main_ppo"
     seen = f"; it has {', '.join(other.rpartition(': ')[2] for other in others[:3])}" if others else ""
-    hint = "" if project else "; --from PROJECT takes a command whose program has another name"
+    hint = "" if origin.project else "; --from PROJECT takes a command whose program has another name"
     return f"{path}: no training command of OpenRLHF, TRL or verl, such as {wanted}{seen}{hint}"
 
 
@@ -231,6 +244,8 @@ def _nothing_found(path: Path, others: Sequence[str], project: str) -> str:
 def _command(call: Call, path: Path, origin: Origin) -> Command | str | None:
     """Returns the command, or why it is none although it is a program of a project."""
     words = call.words
+    if told := answer(words):
+        return told
     for place, word in enumerate(words):
         if found := program_of(word.text):
             project, method = found

@@ -94,7 +94,8 @@ def _options(words: Sequence[Word]) -> Iterator[Option]:
 def _of_file(option: Option, path: Path) -> Iterator[Option]:
     """Yields the options of accelerate's file that an option names, if the file is here."""
     key = key_of(option.name)
-    if key in ("config_file", "accelerate_config", "deepspeed", "fsdp_config") and option.values and not option.missing:
+    files = ("config_file", "accelerate_config", "deepspeed", "deepspeed_config_file", "fsdp_config")
+    if key in files and option.values and not option.missing:
         name, inside = option.values[0], "fsdp_config." if key == "fsdp_config" else ""
         if name in TRLS_OWN and key == "accelerate_config":
             for setting, value in TRLS_OWN[name].items():

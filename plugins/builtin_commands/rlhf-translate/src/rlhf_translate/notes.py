@@ -62,13 +62,10 @@ def notes_of(command: Command, reading: Reading, refused: Mapping[Option, str]) 
         elif name in reading.table:
             yield Note(name, option, _outcome(reading, name, option, given))
         elif name not in (PROGRAM, PROCESSES):
-            outcome = _by_page(command, name, option)
-            if outcome.lost and option in reading.launch and "=" not in name:
-                outcome = lost("an option of what starts the program: keep it where you start rlhf train")
-            yield Note(name, option, outcome)
+            yield Note(name, option, _by_page(command, name, option, option in reading.launch))
 
 
-def _by_page(command: Command, name: str, option: Option) -> Outcome:
+def _by_page(command: Command, name: str, option: Option, of_launcher: bool) -> Outcome:
     try:
         outcome = by_page(PROJECTS[command.project], option, name)
     except Unknown as unknown:
@@ -76,7 +73,7 @@ def _by_page(command: Command, name: str, option: Option) -> Outcome:
         return ask(unknown.why, *keys) if keys else lost(unknown.why)
     if outcome.lost and outcome.remark == UNKNOWN:
         written = key_of(option.name) if command.project != "verl" else option.name
-        outcome = by_reason(command.project, command.method, option, (written, name))
+        outcome = by_reason(command, option, (written, name), of_launcher)
     return _asking(outcome, option)
 
 

@@ -123,6 +123,14 @@ class Option:
         except ValueError as error:
             raise Unknown(self, f"{self.value} is not a list of numbers") from error
 
+    @property
+    def pair(self) -> tuple[float, float]:
+        """The lower and the upper limit."""
+        if len(self.numbers) != 2:
+            raise Unknown(self, f"should be two numbers, the lower limit and the upper one, and is {self.value or 'none'}")
+        low, high = self.numbers
+        return low, high
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

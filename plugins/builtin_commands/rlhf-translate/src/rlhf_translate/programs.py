@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlhf_host import UserError
 from rlhf_translate.options import PROCESSES, Option
-from rlhf_translate.versions import check
+from rlhf_translate.versions import Groups, check
 
 PROJECTS = {"openrlhf": "OpenRLHF", "trl": "TRL", "verl": "verl"}
 
@@ -24,14 +24,16 @@ BY_ROLE = (("openrlhf", "ppo_ray"), ("verl", "ppo"))
 _NAMES = {
     "openrlhf": "train_ppo_ray, train_dpo, train_sft, train_rm, train_kto, train_kd, train_prm",
     "trl": "trl grpo, trl rloo, trl dpo, trl sft, trl kto, trl reward, and prm.py",
-    "verl": "main_ppo, main_dapo, sft_trainer, fsdp_sft_trainer",
+    "verl": "main_ppo, main_dapo, fully_async_main, sft_trainer, fsdp_sft_trainer",
 }
 
 _PROGRAMS = {
     "openrlhf": re.compile(r"(?:.*[./])?openrlhf[./]cli[./]train_(\w+?)(?:\.py)?"),
-    "trl": re.compile(r"(?:.*/)?(?:trl[./]scripts|examples/scripts)[./](\w+?)(?:\.py)?"),
+    "trl": re.compile(
+        r"(?:.*/)?(?:trl[./]scripts[./]|trl[./]experimental[./]\w+[./]|examples/scripts[./](?:\w+/)?)(\w+?)(?:\.py)?"
+    ),
     "verl": re.compile(
-        r"(?:.*[./])?(?:verl[./]trainer|verl[./]experimental[./]\w+|recipe[./]\w+)[./]((?:main|fsdp_sft|sft)_\w+?)(?:\.py)?"
+        r"(?:.*[./])?(?:verl[./]trainer|verl[./]experimental[./]\w+|recipe[./]\w+)[./]((?:main|fsdp_sft|sft)_\w+?|fully_async_main)(?:\.py)?"
     ),
 }
 _CALLED = {
@@ -43,6 +45,7 @@ _CALLED = {
     "main_ppo_sync": "ppo",
     "main_ppo_v0": "ppo",
     "main_dapo": "ppo",
+    "fully_async_main": "ppo",
     "sft_trainer": "sft",
     "sft_trainer_ray": "sft",
     "fsdp_sft_trainer": "sft",
@@ -59,7 +62,7 @@ OTHERS = {
 """Programs of projects that are not translated."""
 
 _MENTION = re.compile(
-    r"openrlhf[./]cli[./]train_|verl[./]trainer[./]|\btrl +[a-z]+ |(?:trl[./]|examples/)scripts[./]|train_\w+\.py|\bpython[\d.]* "
+    r"openrlhf[./]cli[./]|verl[./]trainer[./]|\btrl +[a-z]+ |(?:trl[./]|examples/)scripts[./]|train_\w+\.py|\bpython[\d.]* "
 )
 
 
@@ -90,6 +93,8 @@ class Command:
     """Version given by the reader."""
     added: frozenset[str] = frozenset()
     """Options that its version lacks, according to the command."""
+    groups: Groups = ()
+    """Parts of the project's configuration that it chose."""
     notes: list[str] = field(default_factory=list)
     """Notes on the file beside its options."""
 
@@ -153,17 +158,12 @@ _INSTEAD = {
         "trl",
         "distillation",
     ): "distillation is --algo distill on a data set, or --algo on_policy_distill, with --teacher.model here",
+    ("trl", "sdpo"): "it is --algo sdpo here",
+    ("trl", "sdft"): "the nearest is --algo sdpo here, whose teacher is the policy that has read a solution",
+    ("trl", "tpo"): "it is --algo tpo here",
+    ("trl", "gmpo"): "it is --algo gmpo here",
+    ("trl", "ssd"): "it samples, and trains on its own answers: rlhf generate, then rlhf train --algo sft",
+    ("trl", "ssd_eval"): "it evaluates and trains nothing: rlhf eval",
     ("trl", "online_dpo"): "it is --algo online_dpo with --reward here",
     ("trl", "ppo"): "it is --algo ppo with --reward reward_model and --reward-model.model here",
-    **{
-        (
-            "trl",
-            name,
-        ): "it serves a model for a run; here a run starts its own, --engine vllm --placement rollout=N,"
-        " or takes those of vllm serve, --engine http"
-        for name in ("vllm_serve", "vllm-serve")
-    },
-    ("verl", "main_generation"): "it samples and trains nothing: rlhf generate",
-    ("verl", "main_generation_server"): "it samples and trains nothing: rlhf generate",
-    ("verl", "main_eval"): "it evaluates and trains nothing: rlhf eval",
 }

@@ -11,7 +11,8 @@ from rlhf_translate.credentials import without_secret
 from rlhf_translate.elsewhere import key_of
 from rlhf_translate.options import PROCESSES, PROGRAM, Given, Option, Table
 from rlhf_translate.page import newest
-from rlhf_translate.versions import Version, default_of, options_of, recognise
+from rlhf_translate.verl import groups
+from rlhf_translate.versions import Groups, Version, default_of, options_of, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,14 @@ class Project:
     """Names of earlier versions with the same meaning, beside those of the tables."""
     read: Callable[[Sequence[Option], Mapping[str, tuple[str, ...]]], list[Option]] = lambda options, defaults: list(options)
     """Resolves references of options to each other, and to defaults."""
+    groups: Callable[[str, Sequence[Option]], Groups] = lambda method, options: ()
+    """Parts of the project's configuration that a command chose."""
 
 
 KNOWN = {
     "openrlhf": Project(openrlhf.convert, openrlhf.matters, openrlhf.ALIASES),
     "trl": Project(trl.convert, trl.matters, read=trl.resolved),
-    "verl": Project(verl.convert, verl.matters, verl.ALIASES, verl.resolved),
+    "verl": Project(verl.convert, verl.matters, verl.ALIASES, verl.resolved, groups.chosen),
 }
 
 
@@ -52,15 +55,20 @@ class Reading:
 def read(command: Command) -> Reading:
     project, title = KNOWN[command.project], PROJECTS[command.project]
     own = {key_of(option.name): None for option in command.options}
-    version = recognise(command.project, command.method, own, command.version, command.added)
+    groups = command.groups = project.groups(command.method, command.options)
+    version = recognise(command.project, command.method, own, command.version, command.added, groups)
     defaults = {
         name: values
-        for name in options_of(command.project, command.method)
-        if (values := default_of(command.project, command.method, name, version.number)) is not None
+        for name in options_of(command.project, command.method, groups)
+        if (values := default_of(command.project, command.method, name, version.number, groups)) is not None
     }
     launch = [without_secret(option) for option in command.launch]
     options = [*(without_secret(option) for option in project.read(command.options, defaults)), *launch]
-    named = [(_name(project, title, option), option) for option in options]
+    also_own = {*options_of("trl", "accelerate")} & {*options_of(command.project, command.method)}
+    named = [
+        (f"launch.{name}" if option in launch and name in also_own else name, option)
+        for name, option in ((_name(project, title, option), option) for option in options)
+    ]
     program = Option(command.program, (), command.line)
     removed = {option.name.removeprefix("~") for option in command.options if option.name.startswith("~")}
     known = {

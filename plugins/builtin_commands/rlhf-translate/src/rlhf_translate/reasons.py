@@ -9,21 +9,23 @@ from types import ModuleType
 from rlhf_translate.openrlhf import names as of_openrlhf
 from rlhf_translate.options import Option, Outcome, lost, same
 from rlhf_translate.page import is_nothing
-from rlhf_translate.programs import PROJECTS
+from rlhf_translate.programs import PROJECTS, Command
 from rlhf_translate.trl import names as of_trl
 from rlhf_translate.verl import names as of_verl
-from rlhf_translate.versions import spans, versions
+from rlhf_translate.verl.groups import backend_of
+from rlhf_translate.versions import options_of, spans, versions
 
 _NAMES: Mapping[str, ModuleType] = {"openrlhf": of_openrlhf, "trl": of_trl, "verl": of_verl}
 
 
-def by_reason(project: str, method: str, option: Option, names: Sequence[str]) -> Outcome:
+def by_reason(command: Command, option: Option, names: Sequence[str], of_launcher: bool) -> Outcome:
     """Returns what the project's own lists tell.
 
     Args:
         names: the option's written name and its newest one.
+        of_launcher: True for an option of what starts the program.
     """
-    own = _NAMES[project]
+    project, own = command.project, _NAMES[command.project]
     if option.name.startswith("~"):
         return lost(f"takes {option.name[1:]} out of the configuration of verl; its default there is not taken either")
     if (reason := _find(own.NEEDLESS, names)) is not None:
@@ -32,7 +34,14 @@ def by_reason(project: str, method: str, option: Option, names: Sequence[str]) -
     if (reason := _find(own.MISSING, names)) is not None:
         return same("off, as it is here") if off else lost(reason)
     title = PROJECTS[project]
-    if span := next(filter(None, (spans(project, method, name) for name in names)), ""):
+    for place, part in command.groups:
+        if option.name.startswith(f"{place}.") and backend_of(part):
+            return same("off, as it is here") if off else lost(f"an option of {backend_of(part)}, which is not here")
+    if project == "trl" and any(name in options_of("trl", "accelerate") for name in names):
+        return lost("nothing here does what this option of accelerate does")
+    if of_launcher:
+        return lost("an option of what starts the program: keep it where you start rlhf train")
+    if span := next(filter(None, (spans(project, command.method, name, command.groups) for name in names)), ""):
         return lost(f"nothing here does what this option of {title} {span} does")
     return lost(f"not an option of {title} {versions(project)[0]} to {versions(project)[-1]}, and not known here")
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlhf_host import UserError
 from rlhf_translate.in_code import IN_CODE
@@ -57,8 +57,34 @@ def number_of(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition(".post")[0])[:3])
 
 
+Groups: TypeAlias = Sequence[tuple[str, str]]
+"""Parts of a configuration that a command chose: the place of its options, and the part, as ``("optim", "optim=megatron")``."""
+
+
+def groups_of(project: str) -> dict[str, list[str]]:
+    """Returns the groups of which a command may choose a part → its parts."""
+    groups: dict[str, list[str]] = {}
+    for group, equals, part in (name.partition("=") for name in _read(project)[1]):
+        if equals:
+            groups.setdefault(group, []).append(part)
+    return groups
+
+
+def _options(project: str, program: str, groups: Groups = ()) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the options of a program, and those that only the chosen parts have."""
+    programs = _read(project)[1]
+    own = programs.get(program, {})
+    parts = {f"{place}.{name}": known for place, part in groups for name, known in programs.get(part, {}).items()}
+    return {**parts, **own} if parts else own
+
+
 def recognise(
-    project: str, program: str, names: Collection[str], said: str = "", added: Collection[str] = frozenset()
+    project: str,
+    program: str,
+    names: Collection[str],
+    said: str = "",
+    added: Collection[str] = frozenset(),
+    groups: Groups = (),
 ) -> Version:
     """Returns the newest version that has most of the options.
 
@@ -66,8 +92,9 @@ def recognise(
         names: names of the command's options.
         said: version given by the reader, or the beginning of one.
         added: options that the version lacks, according to the command: ``+NAME=VALUE`` of hydra.
+        groups: the parts that the command chose.
     """
-    known, table = versions(project), _read(project)[1].get(program, {})
+    known, table = versions(project), _options(project, program, groups)
     present = {name: set(_having(table[name], known)) for name in names if name in table}
     if said:
         fitting = [version for version in known if f"{version}.".startswith(f"{said}.")] or [_nearest(known, said)]
@@ -108,36 +135,49 @@ def _having(changes: Mapping[str, Any], known: Sequence[str]) -> list[str]:
     return having
 
 
-def default_of(project: str, program: str, name: str, version: str) -> tuple[str, ...] | None:
-    """Returns the option's default in a version, or its behaviour without such an option; None if neither is known."""
-    known, table = _read(project)
-    value: Any = None
+@cache
+def _part_in(project: str, part: str, head: str) -> Collection[str]:
+    """Returns the versions in which a part says what options are: all of an optimizer or engine, or a role's with this head."""
+    options = _read(project)[1][part]
+    own = [known for name, known in options.items() if part.startswith(("optim=", "engine=")) or name.partition(".")[0] == head]
+    return {version for known in own for version in _having(known, versions(project))}
+
+
+def default_of(project: str, program: str, name: str, version: str, groups: Groups = ()) -> tuple[str, ...] | None:
+    """Returns the option's default in a version, or its behaviour without such an option; None if neither is known. Where a part
+    was chosen, it is the part's.
+    """
+    known, programs = _read(project)
     in_code = IN_CODE[project].get(program, {}).get(name, {})
-    changes = {**in_code, **table.get(program, {}).get(name, {})}
+    changes: Mapping[str, Any] = {**in_code, **programs.get(program, {}).get(name, {})}
+    for place, part in groups:
+        inner = name.removeprefix(f"{place}.")
+        if inner != name and version in _part_in(project, part, inner.partition(".")[0]):
+            changes = programs[part].get(inner, {})
+    value: Any = None
     for each in known[: known.index(version) + 1]:
         value = changes.get(each, value)
     return None if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
-def options_of(project: str, program: str) -> Collection[str]:
+def options_of(project: str, program: str, groups: Groups = ()) -> Collection[str]:
     """Returns the options of all versions."""
-    return _read(project)[1].get(program, {}).keys()
+    return _options(project, program, groups).keys()
 
 
-def spans(project: str, program: str, name: str) -> str:
+def spans(project: str, program: str, name: str, groups: Groups = ()) -> str:
     """Returns ``0.9.3 to 0.10.1``: the versions that have an option; empty: none."""
-    known, table = _read(project)
-    having = _having(table.get(program, {}).get(name, {}), known)
+    having = _having(_options(project, program, groups).get(name, {}), versions(project))
     return "" if not having else having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
 
 
-def differing(project: str, program: str, name: str, version: Version) -> dict[str, tuple[str, ...]]:
+def differing(project: str, program: str, name: str, version: Version, groups: Groups = ()) -> dict[str, tuple[str, ...]]:
     """Returns the defaults of an option in the versions that fit, if they differ: from which version → value."""
     known = versions(project)
     fitting = known[known.index(version.first) : known.index(version.last) + 1]
     values: dict[str, tuple[str, ...]] = {}
     for each in fitting:
-        value = default_of(project, program, name, each)
+        value = default_of(project, program, name, each, groups)
         if value is not None and value != next(reversed(values.values()), None):
             values[each] = value
     return values if len(values) > 1 else {}

@@ -70,10 +70,10 @@ def version_lines(translation: Translation) -> Iterator[str]:
     names = [
         name for note in translation.of_defaults if (name := _theirs(note, command.project)) in in_code or not note.needs_none
     ]
-    known = {name: differing(command.project, command.method, name, version) for name in names}
+    known = {name: differing(command.project, command.method, name, version, command.groups) for name in names}
     if differ := [f"{name} ({', '.join(_since(values))})" for name, values in known.items() if len(values) > 1]:
         yield f"Defaults that differ in these versions: {', '.join(differ)}."
-    foreign = [name for name in version.foreign if spans(command.project, command.method, name)]
+    foreign = [name for name in version.foreign if spans(command.project, command.method, name, command.groups)]
     if foreign and command.project != "verl":
         yield f"{title} {version.number} has no {_some(foreign)}; read as in {spans(command.project, command.method, foreign[0])}."
 

@@ -7,7 +7,7 @@ NEEDLESS = {
         "gradient_checkpointing_use_reentrant actor.gradient_checkpointing_reentrant model.gradient_checkpointing_reentrant "
         "disable_fast_tokenizer data.disable_fast_tokenizer actor_init_on_gpu ds.experts_implementation perf"
     ),
-    "models with a scalar head are found by their configuration": "value_head_prefix ds.value_head_prefix",
+    "models with a scalar head are found by their configuration": "value_head_prefix ds.value_head_prefix value_prefix_head",
     "models and data come from directories or the Hugging Face hub": "use_ms",
     "nodes are those of --placement": "master_addr master_port node_rank hostfile",
 }

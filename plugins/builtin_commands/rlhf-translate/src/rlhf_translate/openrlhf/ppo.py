@@ -178,8 +178,15 @@ def _clip(option: Option, given: Given) -> Outcome:
 
 
 def _clips(option: Option, given: Given) -> Outcome:
-    low, high = option.numbers
+    low, high = option.pair
     return clip_limits(_policy_loss(given), low, high)
+
+
+def _one_clip(option: Option, given: Given) -> Outcome:
+    """Handles ``--clip_eps_low`` and ``--clip_eps_high``, which people write for the two numbers of OpenRLHF's option."""
+    limits = clip_limits(_policy_loss(given), option.value, option.value).settings
+    own = {name: value for name, value in limits.items() if name.endswith("_high") == option.name.endswith("_high")}
+    return to(own, "OpenRLHF itself takes --eps_clip_low_high LOW HIGH")
 
 
 def _discount(name: str) -> Convert:
@@ -240,7 +247,7 @@ def _normalize(option: Option, given: Given) -> Outcome:
 
 
 def _clip_reward(option: Option, given: Given) -> Outcome:
-    low, high = option.numbers
+    low, high = option.pair
     if "reward" in roles(given) and low == -high:
         return to({"reward.reward_model.clip": high})
     grouped = given["algo.advantage.estimator"].value in ("rloo", "group_norm", "dr_grpo", "reinforce_baseline")
@@ -263,7 +270,7 @@ def _overlong(option: Option, given: Given) -> Outcome:
 def _filtering(option: Option, given: Given) -> Outcome:
     if not given.is_on("algo.dynamic_filtering_enable"):
         return same("no groups are dropped")
-    low, high = given["algo.dynamic_filtering_range"].numbers
+    low, high = given["algo.dynamic_filtering_range"].pair
     return to({"with.dynamic_filtering.low": low, "with.dynamic_filtering.high": high})
 
 
@@ -329,9 +336,9 @@ def _average(option: Option, given: Given) -> Outcome:
 
 def _pretraining(option: Option, given: Given) -> Outcome:
     """Handles the loss on a second data set, of which each sample's pass has a row (``PPO-ptx``)."""
-    if "pretrain_data" not in given:
+    paths = given["pretrain_data"].texts if "pretrain_data" in given else []
+    if not paths:
         return same("no pretraining data is given")
-    paths = given["pretrain_data"].texts
     if len(paths) > 1:
         return lost("the language modelling loss is on one data set here: put their rows together")
     rows = given.many("rollout.batch_size") * given.many("rollout.n_samples_per_prompt") * given.many("train.max_epochs")
@@ -360,6 +367,7 @@ TABLE: Table = {
     "actor.loss_agg_mode": _aggregation,
     "actor.eps_clip": _clip,
     "actor.eps_clip_low_high": _clips,
+    **{f"clip_eps_{end}": _one_clip for end in ("low", "high")},
     "actor.dual_clip": lambda option, given: to({"algo.dual_clip": None if option.number is None else option.value}),
     "critic.model_name_or_path": _of_critic(key("critic.model")),
     "critic.value_clip": _of_critic(key("algo.value_clip")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rlhf_host import UserError
 from rlhf_translate.shell.expansion import Variables
 from rlhf_translate.shell.lexer import BLANKS, Lexer, Piece
 from rlhf_translate.shell.word import Word
@@ -38,6 +39,8 @@ def begin(lexer: Lexer, words: list[Word], is_script: bool) -> HereDocument:
     """
     raw = lexer.at
     delimiter = "".join(piece.text for piece in lexer.pieces())
+    if lexer.at == raw:
+        raise UserError(f"{lexer.name}:{lexer.line}: << names no line at which the here-document ends")
     variable = words[-1].text if words and words[0].text == "read" else ""
     is_script = is_script or any(word.text.rpartition("/")[2] in _SHELLS for word in words[:1])
     return HereDocument(delimiter, lexer.text[raw] not in "'\"\\", variable, is_script)

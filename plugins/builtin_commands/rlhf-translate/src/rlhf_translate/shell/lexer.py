@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from rlhf_host import UserError
+from rlhf_host.commands import visible
 
 _NESTED = r"[^{}]*+"
 for _ in range(8):  # in each other
@@ -71,7 +72,7 @@ class Lexer:
         return True
 
     def open_end(self, what: str, line: int) -> UserError:
-        return UserError(f"{self.name}:{line}: {what} that begins here does not end")
+        return UserError(f"{self.name}:{line}: {visible(what)} that begins here does not end")
 
     def pieces(self, stops: str = STOPS) -> list[Piece]:
         """Returns the pieces of one word, from here to its end."""

@@ -15,11 +15,12 @@ from rlhf_translate.shell.lexer import SUBSTITUTIONS, Lexer
 from rlhf_translate.shell.nested import file_of, script_of
 from rlhf_translate.shell.reader import ASSIGNMENT, COMMENT, LOCAL, WordReader
 from rlhf_translate.shell.slurm import DIRECTIVE, variables_of
-from rlhf_translate.shell.word import Value, Word, joined
+from rlhf_translate.shell.word import PLACES, Value, Word, joined
 
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>|>|<<<|<)(?:&[\d-]+)?[ \t]*")
 _FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)[ \t]*(?:\([ \t]*\))?|([A-Za-z_][\w-]*)[ \t]*\([ \t]*\))\s*\{(?=\s)")
 _SUM = re.compile(r"\(\((.*?)\)\)", re.S)
+_FILLED_IN = re.compile(PLACES)
 _PREFIXES = ("time", "exec", "nohup", "sudo", "env")
 _TESTS = ("[", "[[", "test", "grep", "which", "type", "command", "pgrep", "diff", "cmp", "false")
 _SHOWS = ("echo", "printf", "cat", "logger")
@@ -256,8 +257,8 @@ class _ScriptReader(WordReader):
         if name in self.functions:
             self.call(name, words[1:])
             return
-        if name == "eval" and len(words) > 1:
-            self.inner(joined(words[1:], words[1].line), [])
+        if name == "eval" and (text := joined(words[1:], words[-1].line)).without(text.missing).strip():
+            self.inner(text, [])
             return
         for place, word in enumerate(words):
             if script := script_of(words, place):
@@ -265,11 +266,15 @@ class _ScriptReader(WordReader):
                 return
             if (file := file_of(words, place)) is not None and self.of_file(words[file:]):
                 return
-            is_text = re.search(r"\s", word.text.strip()) and not ASSIGNMENT.match(word.text) and name not in _SHOWS
-            if is_text and self.is_script(word.text):
+            if name not in (*_SHOWS, *_TESTS) and self.is_script_in(word):
                 self.inner(word, words[:place])
                 return
         self.script.calls.append(call)
+
+    def is_script_in(self, word: Word) -> bool:
+        """Returns True for a word that is a script. What only a run would fill in is none: its own commands are not its text."""
+        text = _FILLED_IN.sub("", word.without(word.missing))
+        return bool(re.search(r"\s", text.strip())) and not ASSIGNMENT.match(text) and self.is_script(text)
 
     def of_file(self, words: list[Word]) -> bool:
         """Reads a script that runs with this one's variables; returns True if it is here and has a command that is searched."""

@@ -15,13 +15,21 @@ class Word:
     missing: tuple[str, ...] = ()
     """Parts of the text that only a run of the script would replace: ``${NAME}``, ``$(COMMAND)``."""
 
+    def without(self, parts: Iterable[str]) -> str:
+        """Returns the text without these parts."""
+        text = self.text
+        for part in parts:
+            text = text.replace(part if part in text else part.partition(" (")[0], "")
+        return text
+
 
 Value: TypeAlias = Word | list[Word]
 """Value of a variable; a list for an array."""
 
 
-_PLACES = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^{}]*\}|`[^`]*`"
-_PART = re.compile(rf"(?:{_PLACES}|[^ \t\n])+")
+PLACES = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\$\{[^{}]*\}|`[^`]*`"
+"""Pattern of what only a run of the script would replace."""
+_PART = re.compile(rf"(?:{PLACES}|[^ \t\n])+")
 
 
 def split(word: Word, line: int) -> list[Word]:

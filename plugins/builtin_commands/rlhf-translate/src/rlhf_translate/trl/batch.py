@@ -19,6 +19,7 @@ from rlhf_translate.options import (
     to,
 )
 from rlhf_translate.shared import rows_of, run_steps, scheduled_warmup
+from rlhf_translate.trl.parallelism import data_ranks, of_one_row
 
 SAMPLED = ("grpo", "rloo")
 _COUNTS_COMPLETIONS = (0, 15)
@@ -30,9 +31,9 @@ def processes(given: Given) -> int:
 
 
 def _at_once(given: Given) -> float:
-    """Returns the rows of all processes in one forward pass; before 0.15 those of GRPO are prompts."""
+    """Returns the rows of all processes in one forward pass, each once; before 0.15 those of GRPO are prompts."""
     prompts = given.method == "grpo" and given.version < _COUNTS_COMPLETIONS
-    rows = given.many("per_device_train_batch_size") * processes(given)
+    rows = given.many("per_device_train_batch_size") * data_ranks(given)
     return rows * given.many("num_generations") if prompts else rows
 
 
@@ -93,6 +94,7 @@ def _prompts(given: Given) -> int:
 
 def batch(option: Option, given: Given) -> Outcome:
     together = "all processes together" if processes(given) > 1 else "one process"
+    together += f", of which {of_one_row(given)} share each row" if of_one_row(given) > 1 else ""
     if given.method not in SAMPLED:
         rows = _at_once(given) * given.many("gradient_accumulation_steps")
         if given.method == "sft" and given.is_on("packing"):

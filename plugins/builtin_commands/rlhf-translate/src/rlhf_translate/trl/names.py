@@ -8,7 +8,10 @@ NEEDLESS = {
         "split_batches same_network machine_rank main_process_* rdzv_backend compute_environment main_training_function "
         "downcast_bf16 tpu_* deepspeed_config.deepspeed_multinode_launcher deepspeed_config.zero3_init_flag "
         "deepspeed_config.zero3_save_16bit_model deepspeed_config.gradient_accumulation_steps "
-        "deepspeed_config.gradient_clipping ds3_gather_for_generation vllm_group_port enable_cpu_affinity"
+        "deepspeed_config.gradient_clipping ds3_gather_for_generation vllm_group_port enable_cpu_affinity "
+        "module no_python quiet tee log_dir role rdzv_conf max_restarts monitor_interval vm num_cpu_threads_per_process "
+        "deepspeed_multinode_launcher deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter zero3_init_flag "
+        "zero3_save_16bit_model deepspeed_moe_layer_cls_names mpirun_* commands command_file"
     ),
     "what DeepSpeed's own file sets beside its stage follows from the other options": (
         "zero_optimization.* bf16.* fp16.* optimizer.* scheduler.* gradient_clipping train_batch_size "
@@ -38,7 +41,7 @@ NEEDLESS = {
         "torch_compile* torch_empty_cache_steps use_cache liger_kernel_config use_liger_loss use_logits_to_keep "
         "use_num_logits_to_keep activation_offloading use_transformers_paged use_transformers_continuous_batching "
         "transformers_continuous_batching_config cache_implementation gradient_checkpointing_kwargs "
-        "gradient_checkpointing_use_reentrant vllm_model_impl"
+        "gradient_checkpointing_use_reentrant vllm_model_impl dynamo_*"
     ),
     "engines belong to the run": "vllm_server_* vllm_device",
     "models of this kind are loaded by their configuration": (
@@ -78,7 +81,7 @@ MISSING = {
         "chat_template_path processing_class tokenizer"
     ),
     "evaluation is at the start, at the end and every --eval.every steps": "eval_delay generate_during_eval",
-    "the device is that of the machine": "use_cpu no_cuda use_mps_device",
+    "the device is that of the machine": "use_cpu no_cuda use_mps_device cpu",
     "rows of like lengths in one batch": "group_by_length",
     "the seed of the run is that of the data too": "data_seed random_state",
     "rows are read from files and data sets, not streams": "dataset_streaming",
@@ -89,7 +92,13 @@ MISSING = {
         "bf16_full_eval fp16_full_eval tf32 half_precision_backend"
     ),
     "a setting of FSDP that is not here": "fsdp_*",
-    "the kernels that DeepSpeed and PyTorch choose": "parallelism_config debug",
+    "the kernels that DeepSpeed and PyTorch choose": "debug",
+    "an object of Python: write its sizes as parallelism_config_... of accelerate": "parallelism_config",
+    "Megatron": "megatron_lm_* use_megatron_lm",
+    "numbers of 8 bits: --kernels and --backend.precision have what there is here": "fp8_*",
+    "weights on a disk: --backend.offload-optimizer cpu or --backend.offload-param cpu": "*offload_*_nvme_path",
+    "which devices there are: CUDA_VISIBLE_DEVICES, or the machines of Ray": "gpu_ids",
+    "TPUs and the machines of one cloud": "tpu* no_tpu_cluster aws_* ec2_* iam_* image_uri",
     "label smoothing of the Trainer": "label_smoothing_factor",
     "one table of rows: --data FILE.py:FUNCTION makes others of it": ("dataset_kwargs formatting_func data_collator"),
     "code of your own beside training: a plugin of yours": "compute_metrics callbacks",

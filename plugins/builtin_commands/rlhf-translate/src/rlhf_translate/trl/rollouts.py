@@ -142,9 +142,7 @@ def _range(option: Option, given: Given) -> Outcome:
     """Handles limits of the sum of rewards, from 0.22 on."""
     if option.is_off:
         return same("off, as it is here")
-    if len(option.numbers) != 2:
-        return lost("a least and a largest reward")
-    low, high = option.numbers
+    low, high = option.pair
     return reward_range(low, high)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, Unknown, always, count, lost, same, to
 from rlhf_translate.shared import FSDP
+from rlhf_translate.trl import parallelism
 
 _UNREAD = "the file is not here, so it is not read: its settings are --backend and --placement here"
 _BLOCKS = "a block is a module that the model's class names (_no_split_modules)"
@@ -34,6 +35,14 @@ def _stage(option: Option, given: Given) -> Outcome:
     return to({**_ON_RAY, "backend.name": "deepspeed", "backend.zero_stage": option.written})
 
 
+def _uses_deepspeed(option: Option, given: Given) -> Outcome:
+    if option.values and option.is_off:
+        return same("off, as it is here")
+    file = any(name in given for name in ("deepspeed_config_file", "config_file", "zero_stage"))
+    stage = {} if file else {"backend.zero_stage": "2"}
+    return to({**_ON_RAY, "backend.name": "deepspeed", **stage}, "" if file else "accelerate's own stage")
+
+
 def _zero_offload(name: str) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         if option.is_off:
@@ -42,6 +51,12 @@ def _zero_offload(name: str) -> Convert:
         return to({**_ON_RAY, "backend.name": "deepspeed", f"backend.offload_{name}": where})
 
     return convert
+
+
+def _if_deepspeed(convert: Convert) -> Convert:
+    """Returns the outcome of an option that ``accelerate launch`` ignores without DeepSpeed."""
+    ignored = same("accelerate launch ignores it without --use_deepspeed")
+    return lambda option, given: convert(option, given) if given.wrote("use_deepspeed") else ignored
 
 
 # --- FSDP ---------------------------------------------------------------------------------------
@@ -172,12 +187,16 @@ def _together(settings: Mapping[str, object], outcomes: Sequence[tuple[str, Outc
 
 
 TABLE: Table = {
-    **{name: _file for name in ("deepspeed", "accelerate_config", "config_file")},
+    **parallelism.TABLE,
+    **{name: _file for name in ("deepspeed", "accelerate_config", "config_file", "deepspeed_config_file")},
     **{name: _stage for name in ("deepspeed_config.zero_stage", "zero_optimization.stage")},
+    **{f"deepspeed_config.offload_{name}_device": _zero_offload(name) for name in ("optimizer", "param")},
+    **{f"offload_{name}_device": _if_deepspeed(_zero_offload(name)) for name in ("optimizer", "param")},
+    "zero_stage": _if_deepspeed(_stage),
+    "launch.gradient_accumulation_steps": always("the Trainer's own number counts"),
+    "use_deepspeed": _uses_deepspeed,
     "zero_optimization.offload_optimizer.device": _zero_offload("optimizer"),
     "zero_optimization.offload_param.device": _zero_offload("param"),
-    "deepspeed_config.offload_optimizer_device": _zero_offload("optimizer"),
-    "deepspeed_config.offload_param_device": _zero_offload("param"),
     "distributed_type": _distributed,
     "fsdp": _switch,
     "use_fsdp": _switch,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlhf_translate.options import NONE, Given, Option, Outcome, Table, ask, lost, same
+from rlhf_translate.options import NONE, Given, Option, Outcome, Table, ask, same
 from rlhf_translate.shared import LAUNCH, UNREAD
-from rlhf_translate.verl import algorithm, batch, correction, models, sft
+from rlhf_translate.verl import algorithm, batch, correction, distillation, groups, models, schedules, sft
 
 ALIASES = {
     "custom_reward_function.path": "reward.custom_reward_function.path",
@@ -17,6 +17,7 @@ ALIASES = {
     "reward_model.model.path": "reward.reward_model.model_path",
     "actor_rollout_ref.actor.optim.warmup_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
     "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
+    "optim.warmup_style": "optim.lr_scheduler_type",
 }
 
 ASKED = "???, which verl wants to be given"
@@ -34,9 +35,10 @@ _MATTERS = (
     *(f"{_ACTOR}{name}" for name in ("strategy", "ppo_mini_batch_size", "ppo_epochs", "clip_ratio", "clip_ratio_low")),
     *(f"{_ACTOR}{name}" for name in ("clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "entropy_coeff", "use_kl_loss")),
     *(f"{_ACTOR}{name}" for name in ("kl_loss_coef", "kl_loss_type", "grad_clip", "policy_loss.loss_mode")),
-    *(f"{_ACTOR}optim.{name}" for name in ("lr", "weight_decay", "betas", "lr_scheduler_type", "lr_warmup_steps_ratio")),
+    *(f"{_ACTOR}optim.{name}" for name in ("lr", "weight_decay", "betas", "lr_warmup_steps_ratio", *schedules.MATTER)),
     *(f"{_MODEL}{name}" for name in ("enable_gradient_checkpointing", "lora_alpha")),
-    *(f"critic.optim.{name}" for name in ("lr", "weight_decay", "betas", "lr_scheduler_type", "lr_warmup_steps_ratio")),
+    *(f"critic.optim.{name}" for name in ("lr", "weight_decay", "betas", "lr_warmup_steps_ratio", *schedules.MATTER)),
+    *distillation.MATTER,
     *(f"critic.{name}" for name in ("cliprange_value", "model.path", "grad_clip", "model.enable_gradient_checkpointing")),
     *(
         f"trainer.{name}"
@@ -53,7 +55,7 @@ def matters(method: str) -> Sequence[str]:
 
 def convert(method: str) -> Table:
     own = sft.TABLE if method == "sft" else algorithm.TABLE | batch.TABLE | correction.TABLE | models.TABLE
-    return LAUNCH | _HYDRA | own
+    return LAUNCH | _HYDRA | groups.table(method) | own
 
 
 def _own_file(option: Option, given: Given) -> Outcome:
@@ -64,7 +66,7 @@ def _own_file(option: Option, given: Given) -> Outcome:
     if any(file.endswith(f"{name}.yaml") for file in given.files):
         return same("its options are translated")
     if name == "ppo_megatron_trainer":
-        return lost("Megatron is not here: --backend deepspeed")
+        return groups.in_place_of("megatron")
     return ask(f"hydra's own file is not here, so {UNREAD}")
 
 

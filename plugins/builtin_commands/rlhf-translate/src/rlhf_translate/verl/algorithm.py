@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, key, lost, same, shown, to
 from rlhf_translate.shared import aggregation, clip_limits, critic_first
+from rlhf_translate.verl import distillation
 
 _ACTOR = "actor_rollout_ref.actor."
 
@@ -17,13 +18,15 @@ _ESTIMATORS = {
 
 
 def _estimator(option: Option, given: Given) -> Outcome:
+    if distillation.alone(given):
+        return same("the teacher is the only signal: see distillation.enabled")
     if option.value not in _ESTIMATORS:
         return ask(f"no algorithm here does what {option.value} does there", "algo.name", algo="grpo")
     return to({"algo.name": _ESTIMATORS[option.value]})
 
 
 def has_critic(given: Given) -> bool:
-    return given["algorithm.adv_estimator"].value == "gae"
+    return given["algorithm.adv_estimator"].value == "gae" and not distillation.alone(given)
 
 
 def of_critic(convert: Convert) -> Convert:
@@ -126,6 +129,8 @@ def _loss_mode(given: Given) -> str:
 
 
 def _loss(option: Option, given: Given) -> Outcome:
+    if distillation.alone(given):
+        return same("distillation_loss.policy_loss_mode counts")
     return (
         to({"algo.loss": _LOSSES[option.value]})
         if option.value in _LOSSES
@@ -143,6 +148,8 @@ _ENDS = tuple(f"{_ACTOR}clip_ratio_{end}" for end in ("low", "high"))
 
 
 def _clips(option: Option, given: Given) -> Outcome:
+    if distillation.alone(given):
+        return same("the limits of the distillation count")
     low, high = (given[name] if name in given else given[f"{_ACTOR}clip_ratio"] for name in _ENDS)
     limits = clip_limits(_loss_mode(given), low.value, high.value).settings
     return to({name: value for name, value in limits.items() if name.endswith("_high") == option.name.endswith("_high")})
@@ -150,6 +157,8 @@ def _clips(option: Option, given: Given) -> Outcome:
 
 def _clip(option: Option, given: Given) -> Outcome:
     """Handles both limits in versions that have no limit for each side."""
+    if distillation.alone(given):
+        return same("the limits of the distillation count")
     if not any(name in given for name in _ENDS):
         return clip_limits(_loss_mode(given), option.value, option.value, "both limits")
     if given.wrote(*_ENDS) or not option.line:
@@ -206,4 +215,5 @@ TABLE: Table = {
     f"{_ACTOR}clip_ratio_c": lambda option, given: to({"algo.dual_clip": None if option.is_off else option.value}),
     "critic.cliprange_value": of_critic(key("algo.value_clip")),
     "trainer.critic_warmup": _critic_warmup,
+    **distillation.table(_aggregation, _KINDS),
 }

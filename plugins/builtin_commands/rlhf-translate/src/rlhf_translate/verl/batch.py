@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, count, lost, rounded, same, shown, to
+from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, count, rounded, same, shown, to
 from rlhf_translate.shared import rows_of, run_steps
 from rlhf_translate.verl.algorithm import of_critic
 
 _ACTOR = "actor_rollout_ref.actor."
+_RATIO_AT_0 = (0, 8)
+"""The first version in which 0 steps of warm-up leave it to the ratio."""
 
 
 def batches(given: Given) -> float:
@@ -47,6 +49,8 @@ def warmup(role: str, theirs: str) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         fixed, ratio = given.number(f"{theirs}.lr_warmup_steps", -1), given.number(f"{theirs}.lr_warmup_steps_ratio")
         key = f"{role}.warmup_steps"
+        if given.version >= _RATIO_AT_0 and fixed == 0:
+            fixed = -1.0
         if fixed < 0 and not ratio:
             return same("no warm-up, as it is here")
         if fixed >= 0:
@@ -67,17 +71,6 @@ def warmup(role: str, theirs: str) -> Convert:
     return convert
 
 
-def schedule(role: str, theirs: str) -> Convert:
-    def convert(option: Option, given: Given) -> Outcome:
-        if option.is_off and option.value.lower() in ("none", "null"):
-            return same("lr_scheduler_type counts")
-        if option.value in ("constant", "cosine"):
-            return to({f"{role}.schedule": option.value})
-        return lost("schedules here: constant, linear, cosine")
-
-    return convert
-
-
 TABLE: Table = {
     f"{_ACTOR}ppo_mini_batch_size": minibatches,
     "trainer.total_training_steps": steps,
@@ -88,8 +81,6 @@ TABLE: Table = {
         for name, convert in (
             ("lr_warmup_steps", warmup),
             ("lr_warmup_steps_ratio", warmup),
-            ("lr_scheduler_type", schedule),
-            ("warmup_style", schedule),
         )
     },
 }

@@ -22,7 +22,7 @@ from rlhf_translate.options import (
     to,
 )
 from rlhf_translate.shared import attention, frozen_tower, picture_column, rewards, sequence_parallel, sources, template_kwargs
-from rlhf_translate.verl import sharding
+from rlhf_translate.verl import distillation, schedules, sharding
 from rlhf_translate.verl.algorithm import of_critic
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}." for name in ("actor", "rollout", "model"))
@@ -49,10 +49,19 @@ def _program(option: Option, given: Given) -> Outcome:
     remarks = []
     if "one_step_off_policy" in option.name:
         settings, remarks = {"async_depth": 1}, ["the program samples one batch ahead"]
-    if "reward.custom_reward_function.path" not in given and not given.is_on("reward.reward_model.enable"):
+    ahead = ("async_depth",) if "fully_async" in option.name else None
+    if ahead:
+        remarks = [
+            "trainer and engines work at the same time there, so many batches apart (async_training.staleness_threshold)"
+        ]
+    if distillation.alone(given):
+        remarks.append("the teacher is the only signal")
+    elif "reward.custom_reward_function.path" not in given and not given.is_on("reward.reward_model.enable"):
         settings["reward.math_verifier.name"] = "math_verifier"
         remarks.append("verl chooses a function for each row by its data_source; this one compares answers of mathematics")
-    return to(settings, "; ".join(remarks)) if settings else same("the reward is given")
+    if not settings and not ahead:
+        return same("; ".join(remarks) or "the reward is given")
+    return Outcome(settings, "; ".join(remarks), asks=ahead)
 
 
 def _agent(option: Option, given: Given) -> Outcome:
@@ -118,7 +127,12 @@ def _ranks(given: Given) -> float:
 
 def _place(option: Option, given: Given) -> Outcome:
     nodes, each = (int(given.many(f"trainer.{name}")) for name in ("nnodes", "n_gpus_per_node"))
-    return to({"runtime.name": "ray", "placement": [f"actor+rollout={f'{nodes}x' if nodes > 1 else ''}{each}"]})
+    places = [("actor+rollout", nodes, each)]
+    if given.wrote("rollout.n_gpus_per_node", "rollout.nnodes"):  # programs whose engines have devices of their own
+        own, of_each = (int(given.many(f"rollout.{name}")) for name in ("nnodes", "n_gpus_per_node"))
+        places = [("actor", nodes, each), ("rollout", own, of_each)]
+    roles = [f"{role}={f'{count}x' if count > 1 else ''}{devices}" for role, count, devices in places]
+    return to({"runtime.name": "ray", "placement": list(filter(None, [*roles, distillation.devices(given)]))})
 
 
 def _engine(option: Option, given: Given) -> Outcome:
@@ -159,7 +173,7 @@ def _val_n(option: Option, given: Given) -> Outcome:
     return to({"eval.n": option.value})
 
 
-def _resume(option: Option, given: Given) -> Outcome:
+def resume(option: Option, given: Given) -> Outcome:
     if option.value in ("disable", "auto"):
         return same("a run begins anew, and rlhf train --resume RUN_DIR goes on with one")
     return lost("to go on with a run: rlhf train --resume RUN_DIR")
@@ -363,9 +377,8 @@ TABLE: Table = {
     ),
     "critic.model.lora_rank": of_critic(_critics_lora("rank")),
     "critic.model.lora_alpha": of_critic(_critics_lora("alpha")),
-    "critic.optim.min_lr_ratio": of_critic(
-        lambda option, given: same("none, as it is here") if not option.number else to({"critic.min_lr_ratio": option.value})
-    ),
+    **schedules.rows("actor", f"{_ACTOR}optim"),
+    **{name: of_critic(row) for name, row in schedules.rows("critic", "critic.optim").items()},
     f"{_ACTOR}ulysses_sequence_parallel_size": sequence_parallel("actor"),
     "critic.ulysses_sequence_parallel_size": of_critic(sequence_parallel("critic")),
     f"{_ACTOR}optim.betas": betas("actor", f"{_ACTOR}optim."),
@@ -445,10 +458,12 @@ TABLE: Table = {
     "trainer.val_only": _val_only,
     "trainer.nnodes": _place,
     "trainer.n_gpus_per_node": _place,
+    "rollout.nnodes": _place,
+    "rollout.n_gpus_per_node": _place,
     "trainer.save_freq": _every("checkpoint.every"),
     "trainer.test_freq": _every("eval.every"),
     "trainer.max_actor_ckpt_to_keep": lambda option, given: to({"checkpoint.keep": int(option.number or 0)}),
     "trainer.logger": trackers,
     "trainer.project_name": project,
-    "trainer.resume_mode": _resume,
+    "trainer.resume_mode": resume,
 }

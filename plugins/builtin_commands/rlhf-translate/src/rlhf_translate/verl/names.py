@@ -10,7 +10,7 @@ def _of_models(names: str) -> str:
 
 
 NEEDLESS = {
-    "hydra's own settings": "hydra.* --cfg --multirun",
+    "hydra's own settings": "hydra.* hydra/* --cfg --multirun",
     "it names verl's own class": "*._target_ _target_ trainer.use_legacy_worker_impl trainer.use_v1",
     "micro-batches follow from train.max_tokens_per_microbatch": (
         "critic.ppo_micro_batch_size* critic.ppo_max_token_len_per_gpu critic.forward_max_token_len_per_gpu "
@@ -69,7 +69,7 @@ NEEDLESS = {
 """Reason for needing no setting → names, or patterns of names."""
 
 MISSING = {
-    "sampling ahead of training: --async-depth": "trainer.v1.*",
+    "sampling ahead of training: --async-depth": "trainer.v1.* async_training.* rollout.total_rollout_steps rollout.test_freq",
     "devices of the reward model: --placement reward=N": (
         "reward_model.nnodes reward_model.n_gpus_per_node reward.reward_model.nnodes reward.reward_model.n_gpus_per_node "
         "*.enable_resource_pool"
@@ -81,7 +81,7 @@ MISSING = {
     ),
     "another tokenizer for one model": "*.input_tokenizer data.tokenizer critic.model.tokenizer_path",
     "optimizers of the reference, which is not trained": "actor_rollout_ref.ref.optim.*",
-    "Megatron": "*megatron* *mbridge* *.optim.lr_decay_* *.optim.lr_wsd_* *.optim.lr_warmup_init *.optim.min_lr *moe_config*",
+    "Megatron": "*megatron* *mbridge* *moe_config*",
     "other backends: torch, deepspeed and fsdp are here": "*veomni* *torchtitan* *turbo_config* *automodel*",
     "optimizers other than AdamW": (
         "*.optim.muon* *.optim.override_optimizer_config* *.optim.*_dtype *.optim.use_precision_aware_optimizer "
@@ -99,6 +99,8 @@ MISSING = {
         "*.policy_loss.clip_cov_* *.policy_loss.kl_cov_* *.policy_loss.ppo_kl_coef *.policy_loss.dro_beta algorithm.pf_ppo* "
         "algorithm.use_pf_ppo"
     ),
+    "the teacher computes with its weights in the trainer here, without an engine": "distillation.teacher_models.teacher_model.*",
+    "a run has one teacher here, for all rows: --teacher.model": "distillation.teacher_models.*",
     "distillation: --algo on_policy_distill with --teacher.model": "distillation.* actor_rollout_ref.rollout.distill*",
     "training of quantized weights": "*.qat.* *quantization*",
     "heads that predict several tokens": "*.mtp* *mtp.*",

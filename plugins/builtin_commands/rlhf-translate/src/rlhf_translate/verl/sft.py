@@ -17,9 +17,9 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import FSDP, picture_column, placed, rows_of, schedule, sources, warmup
-from rlhf_translate.verl import sharding
-from rlhf_translate.verl.models import betas, optimizer, overriding, project, trackers
+from rlhf_translate.shared import FSDP, picture_column, placed, rows_of, sequence_parallel, sources, warmup
+from rlhf_translate.verl import schedules, sharding
+from rlhf_translate.verl.models import betas, optimizer, overriding, project, resume, trackers
 
 MATTERS = (
     "data.train_batch_size",
@@ -31,8 +31,7 @@ MATTERS = (
     "optim.warmup_steps_ratio",
     "optim.lr_warmup_steps_ratio",
     "optim.clip_grad",
-    "optim.lr_scheduler",
-    "optim.lr_scheduler_type",
+    *(f"optim.{name}" for name in ("lr_scheduler", "init_lr_ratio", *schedules.MATTER)),
     "model.enable_gradient_checkpointing",
     "trainer.total_epochs",
     "trainer.save_freq",
@@ -73,10 +72,10 @@ def _truncation(option: Option, given: Given) -> Outcome:
 
 def _warmup(option: Option, given: Given) -> Outcome:
     if option.name.endswith("ratio"):
-        if given.number("optim.lr_warmup_steps", -1) >= 0:
+        if given.number("optim.lr_warmup_steps", -1) > 0:
             return same("lr_warmup_steps overrides it")
         return warmup("actor", option.number or 0.0, _updates(given))
-    return to({"actor.warmup_steps": int(option.number or 0)}) if (option.number or -1) >= 0 else same("no warm-up in steps")
+    return to({"actor.warmup_steps": int(option.number or 0)}) if (option.number or -1) > 0 else same("no warm-up in steps")
 
 
 def _updates(given: Given) -> int | None:
@@ -120,8 +119,8 @@ def _data(place: str) -> Convert:
     return lambda option, given: same("no data") if option.is_off else to({f"{place}.sources": sources(option.texts)})
 
 
-def _schedule(option: Option, given: Given) -> Outcome:
-    return lost("schedules here: constant, linear, cosine") if option.value == "wsd" else schedule("actor")(option, given)
+_IN_PARTS = ("ulysses_sequence_parallel_size", "engine.ulysses_sequence_parallel_size", "engine.ulysses_parallel_size")
+"""Names of the number of devices that compute one row."""
 
 
 def _ranks(given: Given) -> float:
@@ -171,9 +170,8 @@ TABLE: Table = {
     **{f"optim.{name}": optimizer("optim.") for name in ("optimizer", "optimizer_impl")},
     "optim.weight_decay": key("actor.weight_decay"),
     "optim.clip_grad": key("actor.max_grad_norm"),
-    "optim.lr_scheduler": _schedule,
-    "optim.lr_scheduler_type": _schedule,
-    "optim.min_lr_ratio": lambda option, given: same("0") if not option.number else to({"actor.min_lr_ratio": option.value}),
+    **schedules.rows("actor", "optim"),
+    **{name: sequence_parallel("actor") for name in _IN_PARTS},
     "optim.warmup_steps_ratio": _warmup,
     "optim.lr_warmup_steps_ratio": _warmup,
     "optim.lr_warmup_steps": _warmup,
@@ -188,4 +186,5 @@ TABLE: Table = {
     "trainer.seed": key("seed"),
     "trainer.logger": trackers,
     "trainer.project_name": project,
+    "trainer.resume_mode": resume,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rlhf_translate.options import Given, Option, Outcome, Table, Unknown, always, lost, same, to
 from rlhf_translate.shared import FSDP
+from rlhf_translate.verl import groups
 
 _TYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
 _PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
@@ -25,6 +26,8 @@ def options(place: str, strategy: str, ranks: Callable[[Given], float], *, sampl
         return given[strategy].value == "fsdp2"
 
     def chosen(option: Option, given: Given) -> Outcome:
+        if option.value in groups.BACKENDS:
+            return groups.in_place_of(option.value)
         if option.value not in ("fsdp", "fsdp2"):
             return lost("backends here: torch, deepspeed, fsdp")
         return to(FSDP, "" if option.value == "fsdp2" else "the same numbers are split, by FSDP2")
