@@ -143,7 +143,7 @@ class Worker:
         flops = 0.0
         if learn:
             self._made = batch.step, self._made[1] + 1 if self._made[0] == batch.step else 1
-        idle = {need.name for need in self.needs.roles if learn and batch.step <= need.idle_steps}
+        idle = {need.name for need in self.needs.roles if learn and 0 < batch.step <= need.idle_steps}
         for role in self.roles.values():
             if role.backend is None or not (learn or role.name == "actor"):
                 continue

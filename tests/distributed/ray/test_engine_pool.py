@@ -344,7 +344,8 @@ def test_busy_and_idle_add_up_to_the_step(tmp_path):
                     events.run(begin(group))
                 events.run(answers(2 * step))
                 time.sleep(0.02)
-                batch = SimpleNamespace(action_mask=torch.ones(2, 4, dtype=torch.bool))
+                mask = torch.ones(2, 4, dtype=torch.bool)
+                batch = SimpleNamespace(action_mask=mask, loss_mask=mask)
                 return Drawn(batch, [], sampled=True)
 
         train = SimpleNamespace(epochs=1, minibatches=1, on_nonfinite="stop")

@@ -244,7 +244,7 @@ def test_bisect_finds_the_step_at_which_a_run_broke(place):
         (["twenty", "--good", "5", "--bad", "5"], "--good and --bad are both step 5: give two steps"),
         (["twenty", "--threshold", "much"], "--threshold much: should be a number"),
         (["twenty", "--metric", "eval/rewards/mean"], "rlhf eval has no such metric; did you mean 'eval/reward/mean'"),
-        (["twenty", "--metric", "xyz"], "rlhf eval has no such metric; it has eval/reward/mean, "),
+        (["twenty", "--metric", "xyz"], "rlhf eval has no such metric; it has eval/samples, "),
         (
             ["twenty", "--reward", "mine.py:Even", "--eval.reward", "mine.py:Right"],
             "--reward has no effect beside --eval.reward",
