@@ -67,6 +67,7 @@ TABLE = [
         "weights",
         "torch.where(mask, logprobs.old - logprobs.sampler, 0.0)",
         "logprobs.old - logprobs.sampler",
+        "importance_weights_where_the_sampler_is_unknown",
     ),
     breaks("drawn_tasks_come_again", "steering", "% len(tasks) for", "+ len(tasks) for"),
     breaks("drawn_tasks_come_again", "steering", "in range(count)]", "in range(count - 1)]"),
