@@ -254,7 +254,7 @@ def running(
 ) -> Iterator[Session]:
     """A run of a fresh instance, or of ``manager``'s: from ``check_run`` to ``run_finished``."""
     roles = {role.name: MadeUpRole(role.name) for role in subject.needs.roles}
-    resumed, settings = resume_step is not None, RunConfig().model_dump()
+    resumed, settings = resume_step is not None, RunConfig(reward={"made_up": {"name": "made_up"}}).model_dump()
     render = task_renderer(tokenizer(), RunConfig().data)
     context = RunContext(settings, tokenizer(), run_dir, 0, roles, resumed, resume_step or 0, render=render)
     closing = contextlib.closing
