@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from .clusters import held
 
 pytest.importorskip("ray")
 
@@ -44,19 +42,8 @@ class Growing:
 @pytest.fixture
 def growing() -> Iterator[Growing]:
     """A cluster of one machine without GPUs, to which ``add`` adds one that has a GPU."""
-    with tempfile.TemporaryDirectory(prefix="rg-", dir="/tmp", ignore_cleanup_errors=True) as made:
-        ours = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps it on the loopback
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": made,
-        }
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen([sys.executable, "-c", CLUSTER], env={**os.environ, **ours}, **pipes) as process:
-            yield Growing(process, ours, process.stdout.readline().strip())
-            process.stdin.close()
-            process.wait(timeout=60)
+    with held(CLUSTER) as (process, ours, address):
+        yield Growing(process, ours, address)
 
 
 @pytest.fixture

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +16,8 @@ from typing import Any
 
 import pytest
 from rlhf_authoring.models import tiny_tokenizer, write_tiny_model
+
+from .clusters import held
 
 pytest.importorskip("ray")
 
@@ -133,26 +132,9 @@ def forgetful(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def machines(forgetful) -> Iterator[Machines]:
-    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp", ignore_cleanup_errors=True) as made:
-        Path(made, "ray").mkdir()
-        ours = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps it on the loopback
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": made,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(forgetful), os.environ.get("PYTHONPATH", "")])),
-        }
-        with subprocess.Popen(
-            [sys.executable, "-c", CLUSTER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ours},
-        ) as process:
-            assert process.stdout is not None
-            yield Machines(process.stdout.readline().strip(), ours, process)
-            process.communicate(timeout=60)
+    path = os.pathsep.join(filter(None, [str(forgetful), os.environ.get("PYTHONPATH", "")]))
+    with held(CLUSTER, PYTHONPATH=path) as (process, ours, address):
+        yield Machines(address, ours, process)
 
 
 @pytest.fixture(scope="module")

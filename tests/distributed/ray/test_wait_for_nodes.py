@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from .clusters import held
 
 pytest.importorskip("ray")
 
@@ -32,20 +32,8 @@ cluster.shutdown()
 @pytest.fixture
 def cluster() -> Iterator[tuple[subprocess.Popen[str], dict[str, str], str]]:
     """A cluster of one machine, to which a line adds another; the environment of those who join; its address."""
-    with tempfile.TemporaryDirectory(prefix="rw-", dir="/tmp", ignore_cleanup_errors=True) as made:
-        environment = {
-            **os.environ,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keeps it on the loopback
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": made,
-        }
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen([sys.executable, "-c", CLUSTER], env=environment, **pipes) as process:
-            yield process, environment, process.stdout.readline().strip()
-            process.stdin.close()
-            process.wait(timeout=60)
+    with held(CLUSTER) as (process, ours, address):
+        yield process, {**os.environ, **ours}, address
 
 
 def test_it_waits_for_a_machine_that_joins_late_and_says_which_never_came(cluster):

@@ -76,7 +76,7 @@ def test_a_late_program_ends_with_all_that_it_started(play, tmp_path, monkeypatc
 
 
 def runs(process):
-    """Whether it still does something: one that ended stays as a zombie until its parent asks."""
+    """Tells if it still does something: one that ended stays as a zombie until its parent asks."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -265,7 +265,7 @@ def test_weights_that_could_not_act_are_refused(run):
     ids=lambda plugin: f"{type(plugin).__name__}-{getattr(plugin.options, 'statistic', '')}",
 )
 def test_tokens_whose_sampler_is_unknown_are_in_no_statistic(plugin):
-    """What is known weighs as it would if the other tokens were not there; these have their row's weight, or 1."""
+    """Known tokens weigh as they would if the other tokens were not there; these have their row's weight, or 1."""
     batch, current = example()
     unknown = (torch.arange(12) % 4 == 1) & batch.action_mask
     unknown[1] = batch.action_mask[1]

@@ -78,7 +78,7 @@ LOOPS = {
     "a generator": "for n in (n for n in data):\n    assert n in r",
     "pop": "rest = sorted(data)\nwhile rest:\n    assert r[len(rest) - 1] == rest.pop()",
 }
-"""What tests do with the argument ``data`` and the result ``r`` of a function that returns it sorted."""
+"""Uses that tests make of the argument ``data`` and the result ``r`` of a function that returns it sorted."""
 EMPTYING = {
     "clear": "x.clear()",
     "del": "del x[:]",
@@ -149,7 +149,7 @@ IN_PLACE = {
     "twice": "assert f(data) == 3\nassert f(data) == 3\nassert data == [1, 2, 3]",
     "its last call": "n = f(data)\ndata.append(0)\nf(data)\nassert data == [0, 1, 2, 3]",
 }
-"""What tests do with a function that sorts the argument and returns its length."""
+"""Uses that tests make of a function that sorts the argument and returns its length."""
 SORTS = "def f(x):\n    x.sort()\n    return len(x)\n"
 RESULTS = {
     "a list": ("[1, 2]", "r == [1, 2] and len(r) == 2 and 2 in r and r[-1] == 2 and isinstance(r, list) and r[:1] == [1]"),

@@ -1,4 +1,4 @@
-"""What commands left that a fresh command's tools would start with: none of it reaches the fresh command, and results do."""
+"""Leftovers of commands that a fresh command's tools would start with: none of it reaches the fresh command, and results do."""
 
 import asyncio
 import os
@@ -72,7 +72,7 @@ WAYS = {
         f"echo '{TOLD}' > out; bash -lc true",
     ),
 }
-"""What commands leave in a folder of their own, and a fresh command there: it makes the file if it was led to."""
+"""Leftovers of commands in a folder of their own, and a fresh command there: it makes the file if it was led to."""
 RESULTS = """
 mkdir -p d/e; echo kept > d/e/f; ln -s d/e/f link; ln -s /usr/bin/python3 python; echo 'echo ran' > run; chmod 755 run
 mkdir shut; echo 2 > shut/x; chmod 500 shut; ln -s nowhere dangling

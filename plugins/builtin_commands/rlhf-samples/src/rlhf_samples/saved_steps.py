@@ -1,4 +1,4 @@
-"""What a saved step must be for training or scoring on it again: weights of its rewards, its groups, tokens that the model has."""
+"""Checks of saved steps that are trained on or scored again: weights of rewards, groups, tokens that the model has."""
 
 from __future__ import annotations
 

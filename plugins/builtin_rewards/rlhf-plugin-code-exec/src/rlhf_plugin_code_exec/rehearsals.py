@@ -1,4 +1,4 @@
-"""Which tests of a task run, and whether they can be used: found once for each task, without a solution."""
+"""Rehearsals: find once for each task, without a solution, which of its tests run and whether they can be used."""
 
 from __future__ import annotations
 

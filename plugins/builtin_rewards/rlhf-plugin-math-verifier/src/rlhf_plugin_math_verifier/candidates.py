@@ -1,4 +1,4 @@
-"""Where a text may have its answer: tags and JSON, ``\\boxed{}``, ``####``, "answer is", the last sentence with a value.
+"""Places where a text may have its answer: tags and JSON, ``\\boxed{}``, ``####``, "answer is", the last sentence with a value.
 
 The strongest place that has one decides. A weaker place, or an earlier value of the same place, is a rival: where it is the
 label, the answer is not wrong.

@@ -1,4 +1,4 @@
-"""What a sentence says of a value: asserts it, leaves it in doubt, takes it back, or gives another one instead.
+"""Reads what a sentence says of a value: asserts it, leaves it in doubt, takes it back, or gives another one instead.
 
 One rule for every place: a box, a tag, ``####``, "answer is" and the last number differ only in where they begin.
 """
@@ -100,7 +100,7 @@ _TAKEN_BACK = re.compile(r"\W{0,4}[A-J]\W{1,6}\s.{0,80}(?<!\w)[A-HJ]\W*$")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a text gives as its answer. Empty ``text``: it gives none, or takes back the one that it gave."""
+    """The answer that a text gives. Empty ``text``: it gives none, or takes back the one that it gave."""
 
     text: str
     doubt: bool = False

@@ -182,7 +182,7 @@ class Session:
     roles: dict[str, MadeUpRole]
     loop: LoopThread
     state: Mapping[str, Any] | None = None
-    """What ``state_dict`` gave when the run began, if the plugin takes it back."""
+    """State that ``state_dict`` gave when the run began, if the plugin takes it back."""
 
     def call(self, hook: str, **arguments: Any) -> Any:
         return self.loop.wait(self.manager.acall(self.subject.key, hook, **arguments), hook)
