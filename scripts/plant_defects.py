@@ -67,6 +67,7 @@ NEAR = {
     "rlhf_host/rollouts/experience": (
         "tests/rollouts/test_experience.py tests/rollouts/test_collect.py tests/rollouts/test_broken_plugins.py"
     ),
+    "rlhf_host/rollouts/summary": "tests/training/test_evaluate.py tests/training/test_steps.py",
     "rlhf_host/training/auxiliary_rows": "tests/training/test_auxiliary_rows.py",
     "rlhf_host/training/batches": "tests/training/test_rows.py",
     "rlhf_host/training/soft_updates": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",

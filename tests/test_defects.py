@@ -5,6 +5,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from .scripts_as_modules import load_script
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -15,3 +17,9 @@ def test_every_defect_can_be_planted():
     ]
     assert len(defects) > 70
     assert not lost
+
+
+def test_the_tests_beside_every_defect_are_there():
+    program = load_script("scripts/plant_defects.py")
+    named = {word.split("::")[0] for defect in program.known([]) for word in defect.near.split() if not word.startswith("--")}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
