@@ -109,7 +109,7 @@ function severalRuns() {
       const run = runs[place], found = figure(run);
       const box = element("input", { type: "checkbox", checked: !chosen.hidden.has(place) });
       box.onchange = () => { chosen.hidden[box.checked ? "delete" : "add"](place); redraw(); };
-      const told = found ? [breakable(found.name), element("b", { textContent: ` ${number(found.last)}` }), interval(found), run.beside && element("b", { className: "lost", textContent: `${run.beside}; ` }), element("small", { textContent: change(found) })] : "";
+      const told = found ? [breakable(found.name), element("b", { textContent: ` ${number(found.last)}` }), interval(found), run.beside && element("b", { className: "lost", textContent: ` ${run.beside}` }), element("small", { textContent: change(found) })] : "";
       rows.push([element("label", {}, box, swatch(colourOf(place)), breakable(run.name)), run.status, `${run.step}${run.steps ? ` of ${run.steps}` : ""}`, told, ...columns.map((name) => run.settings[name]?.value ?? ""), ...(notes ? [run.note] : [])]);
     }
   }
