@@ -1,5 +1,5 @@
 """Batches of rows that nothing sampled, for packages that have the data of a run: tasks that stand for rows, the order in which
-they are drawn, groups as tensors, log-probabilities of a frozen role before the run. Importing this loads no torch.
+they are drawn, and what was drawn. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rlhf_host.data.stream import IndexedTasks as IndexedTasks
     from rlhf_host.data.stream import TaskSet as TaskSet
     from rlhf_host.training.assemble import stream_of as stream_of
-    from rlhf_host.training.batches import Batches as Batches
     from rlhf_host.training.saved_rows import decoder as decoder
     from rlhf_host.training.source import Drawn as Drawn
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rlhf_host.errors import near_matches as near_matches
     from rlhf_host.errors import visible as visible
     from rlhf_host.phases import phase as phase
-    from rlhf_host.plugins.child import ChildFailed as ChildFailed
-    from rlhf_host.plugins.child import answers as answers
     from rlhf_host.plugins.reach import unreachable as unreachable
     from rlhf_host.scratch import Scratch as Scratch
 

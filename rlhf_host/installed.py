@@ -1,7 +1,7 @@
 """Plugins that are installed or could be, their distributions, libraries and exact versions. Importing this loads no torch.
 
 ``discover`` lists installed plugins from their metadata, and ``offered`` those that the shipped lists name. ``find_all`` finds
-what a name means, ``load`` and ``build`` import it here, and ``look_inside`` in a process of its own. ``pinned`` states versions.
+what a name means, ``load`` and ``build`` import it. ``pinned`` states versions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,5 @@ if TYPE_CHECKING:
     from rlhf_host.plugins.selection import load as load
     from rlhf_host.plugins.selection import load_command as load_command
     from rlhf_host.plugins.selection import read_options as read_options
-    from rlhf_host.plugins.verify import look_inside as look_inside
-    from rlhf_host.plugins.verify import verify as verify
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -43,6 +43,7 @@ NEAR = {
     ),
     "rlhf_host/backends/optimizers": "tests/backends/test_optimizers.py tests/backends/test_steps.py",
     "rlhf_host/backends": "tests/backends/test_steps.py",
+    "plugins/builtin_data/rlhf-rows/src/rlhf_rows/batches": "tests/training/test_rows.py",
     "plugins/builtin_data/rlhf-rows/src/rlhf_rows/spans": (
         "plugins/builtin_data/rlhf-rows/tests/test_spans.py plugins/builtin_data/rlhf-rows/tests/test_openings.py"
     ),
@@ -69,7 +70,6 @@ NEAR = {
     ),
     "rlhf_host/rollouts/summary": "tests/training/test_evaluate.py tests/training/test_steps.py",
     "rlhf_host/training/auxiliary_rows": "tests/training/test_auxiliary_rows.py",
-    "rlhf_host/training/batches": "tests/training/test_rows.py",
     "rlhf_host/training/soft_updates": "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py",
     "rlhf_host/training/worker": (
         "tests/training/test_steps.py tests/training/test_reduction.py tests/training/test_worker.py"

@@ -276,6 +276,38 @@ def here(site, monkeypatch):
             del sys.modules[name]
 
 
+JUDGE = """
+from typing import Literal
+from pydantic import BaseModel, Field
+from rlhf_host import hookimpl
+
+class Judge:
+    class Options(BaseModel):
+        timeout_s: float = Field(5.0, description="Seconds for one answer")
+        mode: Literal["strict", "loose"]
+
+    def __init__(self, options): ...
+
+    @hookimpl
+    def score(self, trajectories): ...
+
+    @hookimpl
+    def needs(self): ...
+"""
+
+
+@pytest.fixture
+def shop(site):
+    """One plugin of each status."""
+    site.install("cmd-good", {"rlhf.rewards": "judge = cmd_good:Judge"}, {"cmd_good.py": JUDGE}, summary="Judges answers.")
+    site.install("cmd-left", {"rlhf.algos": "twin = cmd_left:X"}, {"cmd_left.py": ""}, requires=[])
+    site.install("cmd-right", {"rlhf.algos": "twin = cmd_right:X"}, {"cmd_right.py": ""}, requires=["rlhf-host"])
+    site.install("cmd-old", {"rlhf.rewards": "old = cmd_old:X"}, {"cmd_old.py": ""}, requires=["rlhf-host<0.9"])
+    site.install("cmd-gone", {"rlhf.rewards": "gone = cmd_gone:X"})
+    site.install("cmd-broken", {"rlhf.rewards": "broken = cmd_broken:X"}, {"cmd_broken.py": "import no_such_module\n"})
+    return site
+
+
 # --- wheels and clean environments ----------------------------------------------------------------
 
 OWN_VARIABLES = ("PYTHON", "VIRTUAL_ENV", "COV_")

@@ -11,7 +11,7 @@ from dataclasses import replace
 import click
 
 from rlhf_host.cli.lazy import CommandGroup
-from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option, left_out
+from rlhf_host.cli.plugin_names import complete_plugin, kind_option, left_out
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 from rlhf_host.plugins.reach import with_reach
@@ -27,8 +27,6 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects instead of a table.")
-@click.option("--verify", is_flag=True, help="Import each plugin in a separate process, to find broken ones.")
-@deadline_option(10.0, "With --verify: seconds one import may take.")
 @kind_option(f"Only this kind: {', '.join(GROUPS)}.")
 @click.option(
     "--disable",
@@ -38,22 +36,17 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
     help=f"Ignore this plugin, as {DISABLE} does; repeatable.",
 )
 @click.pass_context
-def plugins(ctx: click.Context, as_json: bool, verify: bool, deadline: float, kind: str | None, disable: Sequence[str]) -> None:
+def plugins(ctx: click.Context, as_json: bool, kind: str | None, disable: Sequence[str]) -> None:
     """List installed plugins: kind, name and what each does; on a wide terminal also version, API range, status and distribution.
 
     This imports no plugin: it reads metadata and docstrings. Status: ok; incompatible (made for another rlhf-host); conflict (two
-    distributions use the name: choose with distribution:name); missing (its module does not exist); broken (--verify; or a
-    command that nothing can reach); disabled (by --disable or RLHF_DISABLE_PLUGINS).
+    distributions use the name: choose with distribution:name); missing (its module does not exist); broken (a command that
+    nothing can reach); disabled (by --disable or RLHF_DISABLE_PLUGINS).
     """
     ctx.with_resource(left_out(disable))
     if ctx.invoked_subcommand is not None:
         return
-    infos = [replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)]
-    infos = with_reach(infos)
-    if verify:
-        from rlhf_host.plugins.verify import verify as verified
-
-        infos = verified(infos, deadline)
+    infos = with_reach([replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)])
     if as_json:
         click.echo(json.dumps([{field: getattr(info, field) for field in FIELDS} for info in infos], indent=2))
     elif infos:

@@ -59,7 +59,7 @@ def offered(here, monkeypatch):
 def test_commands_and_their_flags(offered):
     assert {"train", "eval", "plugins", "doctor", "completion"} <= set(offered("rlhf "))
     assert offered("rlhf plugins u") == ["uninstall"]
-    assert "--verify" in offered("rlhf plugins --")
+    assert "--json" in offered("rlhf plugins --")
     assert offered("rlhf plugins --kind e") == ["extension", "engine"]
     assert offered("rlhf completion ") == ["bash", "zsh", "fish"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from rlhf_authoring.commands.show import notes
 
-from rlhf_host.cli.plugins_show import notes
 from rlhf_host.plugins.discovery import discover
 
 

@@ -157,8 +157,8 @@ def test_the_group_in_the_docs(site):
 def test_a_command_that_nothing_can_reach_is_told(site, name, words):
     names = f"plain = cmd_lab:plain\n{name} = cmd_lab:measure"
     site.install("cmd-lab", {"rlhf.commands": names}, {"cmd_lab.py": GROUP})
-    for flags in ([], ["--verify"]):
-        listed = site.rlhf("plugins", "--kind", "command", *flags, COLUMNS="300").stdout
+    for words in ([], ["show"]):
+        listed = site.rlhf("plugins", *words, "--kind", "command", COLUMNS="300").stdout
         assert listed.count("broken: ") == 1, listed
         assert f"broken: rlhf {name.replace('.', ' ')} cannot be reached" in listed
         assert words in listed
@@ -215,7 +215,7 @@ def test_one_that_is_broken_breaks_itself_alone(outside, source, message):
     assert (done.returncode, done.stderr) == (2, f"Error: command 'bad' from cmd-bad 1.0: {message}\n")
     assert "  bad " in outside.rlhf("--help").stdout
     assert outside.rlhf("plugins", "inner").returncode == 0
-    assert outside.rlhf("plugins", "--verify", "--kind", "command", COLUMNS="200").stdout.count("broken: ") == 1
+    assert outside.rlhf("plugins", "show", "--kind", "command", COLUMNS="200").stdout.count("broken: ") == 1
 
 
 def test_one_for_another_host_is_not_imported(site):

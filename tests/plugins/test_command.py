@@ -13,42 +13,10 @@ import rlhf_host
 from rlhf_host.cli.plugins import FIELDS
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import discover
-from rlhf_host.plugins.verify import look_inside
 
 from ..conftest import ENVIRONMENT, ROOT
 
 HEAVY = {"torch", "transformers", "datasets", "ray", "vllm", "deepspeed", "numpy", "pydantic"}
-
-GOOD = """
-from typing import Literal
-from pydantic import BaseModel, Field
-from rlhf_host import hookimpl
-
-class Judge:
-    class Options(BaseModel):
-        timeout_s: float = Field(5.0, description="Seconds for one answer")
-        mode: Literal["strict", "loose"]
-
-    def __init__(self, options): ...
-
-    @hookimpl
-    def score(self, trajectories): ...
-
-    @hookimpl
-    def needs(self): ...
-"""
-
-
-@pytest.fixture
-def shop(site):
-    """One plugin of each status."""
-    site.install("cmd-good", {"rlhf.rewards": "judge = cmd_good:Judge"}, {"cmd_good.py": GOOD}, summary="Judges answers.")
-    site.install("cmd-left", {"rlhf.algos": "twin = cmd_left:X"}, {"cmd_left.py": ""}, requires=[])
-    site.install("cmd-right", {"rlhf.algos": "twin = cmd_right:X"}, {"cmd_right.py": ""}, requires=["rlhf-host"])
-    site.install("cmd-old", {"rlhf.rewards": "old = cmd_old:X"}, {"cmd_old.py": ""}, requires=["rlhf-host<0.9"])
-    site.install("cmd-gone", {"rlhf.rewards": "gone = cmd_gone:X"})
-    site.install("cmd-broken", {"rlhf.rewards": "broken = cmd_broken:X"}, {"cmd_broken.py": "import no_such_module\n"})
-    return site
 
 
 def test_json_is_a_list_of_objects_with_these_keys(shop):
@@ -66,56 +34,6 @@ def test_status_is_judged_without_importing(shop):
         "gone": ("missing", ">=0.10,<0.11"),
         "broken": ("ok", ">=0.10,<0.11"),
     }
-
-
-def test_verify_imports_each_and_finds_the_broken(shop):
-    typo = GOOD.replace("def score", "def scores")
-    shop.install("cmd-typo", {"rlhf.rewards": "typo = cmd_typo:Judge"}, {"cmd_typo.py": typo})
-    shop.install("cmd-dies", {"rlhf.rewards": "dies = cmd_dies:X"}, {"cmd_dies.py": "import os; os._exit(7)"})
-    text = shop.rlhf("plugins", "--verify", "--kind", "reward", COLUMNS="200").stdout
-    statuses = {line.split()[1]: line.split()[4] for line in text.splitlines() if " cmd-" in line and line.startswith("reward")}
-    expected = {"judge": "ok", "old": "incompatible", "gone": "missing", "broken": "broken", "typo": "broken", "dies": "broken"}
-    assert statuses == expected
-    assert "broken: importing cmd_broken failed: ModuleNotFoundError: No module named 'no_such_module'" in text
-    assert "'scores', which is not a hook; did you mean 'score'?" in text
-    assert "broken: importing cmd_dies ended the process with exit code 7" in text
-
-
-ENGINES = """
-from rlhf_host.protocols import EngineTraits
-class Bare:
-    def __init__(self, options): ...
-class E(Bare):
-    traits = EngineTraits()
-"""
-
-
-@pytest.mark.parametrize(
-    ("group", "value", "problem"),
-    [
-        ("rlhf.presets", "cmd_pkg:good.yaml", ""),
-        ("rlhf.presets", "cmd_pkg:bad.yaml", "bad.yaml: while parsing"),
-        ("rlhf.presets", "cmd_pkg:list.yaml", "list.yaml: a preset is a mapping of settings"),
-        ("rlhf.engines", "cmd_pkg.engine:E", ""),
-        ("rlhf.engines", "cmd_pkg.engine:Bare", "has no traits: see rlhf_host.protocols"),
-        ("rlhf.rewards", "cmd_pkg.engine:E", "cmd_pkg.engine:E implements no hook: mark its methods with @hookimpl"),
-    ],
-)
-def test_presets_are_read_and_protocols_need_traits_in_place_of_hooks(here, group, value, problem):
-    files = {"good.yaml": "seed: 1", "bad.yaml": "seed: [1", "list.yaml": "[1]", "engine.py": ENGINES}
-    here.install("cmd-pkg", {group: f"x = {value}"}, {f"cmd_pkg/{name}": text for name, text in files.items()})
-    (info,) = [info for info in discover() if info.distribution == "cmd-pkg"]
-    found = look_inside(info).problem
-    assert problem in found
-    assert bool(found) == bool(problem)
-
-
-def test_verify_and_show_have_a_deadline(site):
-    site.install("cmd-slow", {"rlhf.rewards": "slow = cmd_slow:X"}, {"cmd_slow.py": "import time\ntime.sleep(600)"})
-    assert site.listed("--verify", "--deadline", "1.5", "--kind", "reward")["slow"]["status"] == "broken"
-    shown = site.rlhf("plugins", "show", "slow", "--deadline", "1")
-    assert shown.returncode == 1
-    assert "broken: importing cmd_slow took longer than 1 s" in shown.stdout
 
 
 def test_kind_limits_the_list(shop):
@@ -187,57 +105,6 @@ def test_every_plugin_of_the_project_says_what_it_does():
     own = [info for info in discover() if info.distribution == "rlhf-host" or info.distribution.startswith("rlhf-")]
     assert len(own) > 40
     assert {info.name for info in own if info.kind != "preset" and not len(about(info)) > 20} == set()
-
-
-# --- show ---------------------------------------------------------------------------------------
-
-
-def test_show_tells_where_it_comes_from_its_hooks_and_options(shop):
-    done = shop.rlhf("plugins", "show", "judge", COLUMNS="200")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "reward judge",
-        "  from     cmd-good 1.0 (cmd_good:Judge)",
-        f"  file     {shop.folder / 'cmd_good.py'}",
-        "  summary  Judges answers.",
-        f"  API      >=0.10,<0.11 (this is rlhf-host {rlhf_host.__version__})",
-        "  status   ok",
-        "  hooks    needs, score",
-        "  options",
-        "    timeout_s  float, default 5.0",
-        "        Seconds for one answer",
-        "    mode  'strict' | 'loose', required",
-    ]
-
-
-def test_show_lets_an_import_error_be_seen(shop):
-    done = shop.rlhf("plugins", "show", "broken")
-    assert done.returncode == 1
-    assert "status   broken: importing cmd_broken failed" in done.stdout
-    assert "Traceback (most recent call last):" in done.stdout
-    assert 'cmd_broken.py", line 1' in done.stdout
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in done.stdout
-
-
-def test_show_shows_every_claimant_and_one_by_its_distribution(shop):
-    both = shop.rlhf("plugins", "show", "twin").stdout
-    assert "from     cmd-left 1.0" in both
-    assert "from     cmd-right 1.0" in both
-    assert "cmd-left" not in shop.rlhf("plugins", "show", "cmd-right:twin").stdout.split("conflict")[0]
-
-
-def test_show_of_an_incompatible_plugin_says_so_and_does_not_import_it(shop):
-    (shop.folder / "cmd_old.py").write_text("raise SystemExit('imported')")
-    done = shop.rlhf("plugins", "show", "old", COLUMNS="200")
-    assert done.returncode == 1
-    assert "incompatible: cmd-old 1.0 is for rlhf-host <0.9" in done.stdout
-    assert "imported" not in done.stdout
-
-
-def test_show_of_an_unknown_name_gives_the_near_match(shop):
-    done = shop.rlhf("plugins", "show", "jugde")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: no plugin named 'jugde' is installed; did you mean 'judge'?\n"
 
 
 # --- the command itself -------------------------------------------------------------------------

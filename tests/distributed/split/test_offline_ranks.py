@@ -15,6 +15,7 @@ import torch
 from rlhf_plugin_dpo import DPO
 from rlhf_plugin_kto import KTO
 from rlhf_plugin_reward_model_training import RewardModel
+from rlhf_rows.batches import Batches
 from rlhf_rows.source import group_of
 from rlhf_rows.units import Row, Unit
 
@@ -30,7 +31,6 @@ from rlhf_host.plugins.manager import Loaded, PluginManager
 from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.episodes import Task
 from rlhf_host.records.needs import AlgoNeeds
-from rlhf_host.training.batches import Batches
 from rlhf_host.training.reduction import Denominators, Metrics
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker

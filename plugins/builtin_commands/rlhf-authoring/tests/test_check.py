@@ -148,7 +148,7 @@ def test_what_has_no_hooks_and_what_is_not_there_are_refused(site):
     )
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["plugins", "--verify"], ["plugins", "check", "kl"], ["plugins", "show", "kl"]])
+@pytest.mark.parametrize("words", [["doctor"], ["plugins", "show"], ["plugins", "check", "kl"], ["plugins", "show", "kl"]])
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
 def test_a_deadline_is_above_0(rlhf_here, words, seconds):
     done = rlhf_here(*words, "--deadline", seconds)

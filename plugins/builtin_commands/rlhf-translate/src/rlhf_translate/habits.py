@@ -45,7 +45,7 @@ PLUGINS = {
     "remove rm delete": "rlhf plugins uninstall NAME",
     "find available": "rlhf plugins search",
     "init create scaffold": "rlhf plugins new NAME",
-    "verify test validate": "rlhf plugins check NAME, or rlhf plugins --verify for all",
+    "verify test validate": "rlhf plugins check NAME, or rlhf plugins show, which imports all",
     "benchmark profile": "rlhf plugins bench NAME",
     "freeze lock": "rlhf plugins requirements",
     "disable": "rlhf train --disable NAME",

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from rlhf_host import AlgoNeeds, Batch, Experience, Group, Needs, Trajectory
-from rlhf_host.batches import Batches, decoder, stream_of
+from rlhf_host.batches import decoder, stream_of
 from rlhf_host.internals import PluginManager
 from rlhf_host.models import sizes, stop_tokens
 from rlhf_host.settings import DataConfig, RunConfig
+from rlhf_rows.batches import Batches
 from rlhf_rows.evaluation import RowEvaluation, chunks
 from rlhf_rows.frozen_role import FrozenRole
 from rlhf_rows.large_units import refuse_large_units

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
+from rlhf_authoring.child import ChildFailed, answers
 from rlhf_authoring.commands.check import read_texts
 from rlhf_authoring.commands.chosen import option_option, parse_texts, with_hooks
 from rlhf_host import UserError
-from rlhf_host.commands import ChildFailed, answers, complete_plugin, kind_option
+from rlhf_host.commands import complete_plugin, kind_option
 from rlhf_host.installed import PluginInfo
 
 DEADLINE_S = 600.0

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_authoring import signatures
+from rlhf_authoring.child import ChildFailed, answers
 from rlhf_host import UserError, __version__
-from rlhf_host.commands import ChildFailed, answers, write_file
+from rlhf_host.commands import write_file
 from rlhf_host.installed import PluginInfo
 
 if TYPE_CHECKING:

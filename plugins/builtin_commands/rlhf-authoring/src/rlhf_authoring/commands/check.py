@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from rlhf_authoring.child import ChildFailed, answers
 from rlhf_authoring.commands.certify import (
     SHOWINGS,
     certificate_option,
@@ -27,7 +28,7 @@ from rlhf_authoring.commands.certify import (
 )
 from rlhf_authoring.commands.chosen import option_option, parse_texts, with_hooks
 from rlhf_host import UserError
-from rlhf_host.commands import ChildFailed, answers, complete_plugin, deadline_option, kind_option, visible, wrap
+from rlhf_host.commands import complete_plugin, deadline_option, kind_option, visible, wrap
 from rlhf_host.installed import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0

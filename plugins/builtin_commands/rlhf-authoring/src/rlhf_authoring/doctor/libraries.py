@@ -13,8 +13,8 @@ from typing import Any
 from importlib_metadata import Distribution, distributions
 from packaging.requirements import InvalidRequirement, Requirement
 
+from rlhf_authoring.child import ChildFailed, answers
 from rlhf_authoring.doctor.findings import Finding, usable_cores
-from rlhf_host.commands import ChildFailed, answers
 from rlhf_host.installed import HOST, OTHER_BUILDS, normalised
 
 LIBRARIES, VERSIONS = "Libraries", "Versions"

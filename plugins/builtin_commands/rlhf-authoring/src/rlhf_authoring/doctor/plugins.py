@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlhf_authoring.doctor.findings import Finding, usable_cores
-from rlhf_host.installed import PROTOCOLS, PluginInfo, discover, look_inside, missing_library, verify
+from rlhf_authoring.inspection import look_inside, verify
+from rlhf_host.installed import PROTOCOLS, PluginInfo, discover, missing_library
 from rlhf_host.settings import SINGLE
 
 PLUGINS, PARTS = "Plugins", "What can run"

@@ -7,27 +7,32 @@ from collections.abc import Iterator
 
 import click
 
+from rlhf_authoring.inspection import Inspection, look_inside, verify
 from rlhf_host import __version__
-from rlhf_host.cli.plugin_names import complete_plugin, deadline_option, kind_option
-from rlhf_host.cli.plugins import wrap
-from rlhf_host.errors import asks_to_stop, in_one_line
-from rlhf_host.plugins.about import about
-from rlhf_host.plugins.discovery import WITHOUT_OPTIONS, PluginInfo, discover, unchosen
-from rlhf_host.plugins.selection import find_all, imported
-from rlhf_host.plugins.verify import Inspection, look_inside
+from rlhf_host.commands import asks_to_stop, complete_plugin, deadline_option, kind_option, wrap
+from rlhf_host.installed import PluginInfo, about, discover, find_all
+from rlhf_host.internals import WITHOUT_OPTIONS, imported, in_one_line, unchosen
 
 
 @click.command()
-@click.argument("name", shell_complete=complete_plugin)
-@deadline_option(10.0, "Seconds the import may take.")
+@click.argument("name", required=False, shell_complete=complete_plugin)
+@deadline_option(10.0, "Seconds one import may take.")
 @kind_option()
 @click.pass_context
-def show(ctx: click.Context, name: str, deadline: float, kind: str | None) -> None:
+def show(ctx: click.Context, name: str | None, deadline: float, kind: str | None) -> None:
     """Show the plugin NAME or DISTRIBUTION:NAME: where it comes from, its hooks and its options.
 
-    The plugin is imported in a separate process. If it cannot be used, the reason is shown and the exit code is 1.
+    The plugin is imported in a separate process. If it cannot be used, the reason is shown and the exit code is 1. Without NAME,
+    all are imported, or all of a kind, and those that cannot be used are shown.
     """
     width = min(shutil.get_terminal_size().columns, 120)
+    if name is None:
+        looked_at = verify([info for info in discover() if kind in (None, info.kind)], deadline)
+        broken = [info for info in looked_at if info.status != "ok"]
+        for info in broken:
+            click.echo("\n".join(wrap(f"{info.kind} {info.name}: {info.status}: {info.problem}", width, indent="    ")))
+        click.echo(f"{len(looked_at) - len(broken)} of {len(looked_at)} plugins can be used")
+        ctx.exit(1 if broken else 0)
     usable = True
     for position, info in enumerate(find_all(name, discover(disabled=True), kind)):
         inside = look_inside(info, deadline)

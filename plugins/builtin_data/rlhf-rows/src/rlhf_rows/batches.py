@@ -7,15 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_host.plugins.manager import PluginManager
+from rlhf_host import Experience, Group, Needs
+from rlhf_host.internals import PluginManager, add_extra, add_outputs, apply_masks, made_rows, make_experience, timed
 from rlhf_host.protocols import Trainer
-from rlhf_host.records.episodes import Group
-from rlhf_host.records.needs import Needs
-from rlhf_host.records.tensors import Experience
-from rlhf_host.rollouts.experience import apply_masks, make_experience
-from rlhf_host.training.made_rows import made_rows
-from rlhf_host.training.rollout_source import add_extra, add_outputs
-from rlhf_host.training.source import timed
 
 
 @dataclass(slots=True)

@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhf_host.errors import PluginError
-from rlhf_host.plugins.child import ChildFailed, answers
-from rlhf_host.plugins.discovery import PROTOCOLS, PluginInfo, preset_file
+from rlhf_authoring.child import ChildFailed, answers
+from rlhf_host import PluginError
+from rlhf_host.commands import unreachable
+from rlhf_host.installed import PROTOCOLS, PluginInfo, load, load_command
+from rlhf_host.internals import imported, preset_file
 
 DEADLINE_S = 10.0
 
@@ -69,10 +71,8 @@ def _inspect(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _inspect_class(info: PluginInfo) -> Inspection:
-    from rlhf_host.plugins.libraries import traits_of
-    from rlhf_host.plugins.manager import Loaded, PluginManager
-    from rlhf_host.plugins.options import describe_options, options_model
-    from rlhf_host.plugins.selection import build, load
+    from rlhf_host.installed import build, describe_options, options_model
+    from rlhf_host.internals import Loaded, PluginManager, traits_of
 
     cls = load(info)
     file = _file_of(cls.__module__)
@@ -89,8 +89,6 @@ def _inspect_class(info: PluginInfo) -> Inspection:
 
 
 def _inspect_server(info: PluginInfo) -> Inspection:
-    from rlhf_host.plugins.selection import load
-
     cls = load(info)
     lacking = [name for name in ("open", "close_session", "close") if not hasattr(cls, name)]
     problem = f"{info.value} has no {lacking[0]}: rlhf_host.protocols.Server says what a server has" if lacking else ""
@@ -98,8 +96,6 @@ def _inspect_server(info: PluginInfo) -> Inspection:
 
 
 def _inspect_data(info: PluginInfo) -> Inspection:
-    from rlhf_host.plugins.selection import imported
-
     plugin = imported(info)
     lacking = [name for name in ("refusals", "read", "look", "length") if not hasattr(plugin, name)]
     problem = f"{info.value} has no {lacking[0]}: rlhf_host.protocols.DataPlugin says what is needed" if lacking else ""
@@ -107,9 +103,6 @@ def _inspect_data(info: PluginInfo) -> Inspection:
 
 
 def _inspect_command(info: PluginInfo) -> Inspection:
-    from rlhf_host.plugins.reach import unreachable
-    from rlhf_host.plugins.selection import load_command
-
     load_command(info)
     return Inspection(problem=unreachable(info), file=_file_of(info.module))
 

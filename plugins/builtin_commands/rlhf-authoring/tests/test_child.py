@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-
-from rlhf_host.plugins.child import answers
+from rlhf_authoring.child import answers
 
 PATIENCE_S = 20.0
 ASK = """
 import time
-from rlhf_host.plugins.child import answers
-work = answers("tests.plugins.test_child:hang", {}, 60)
+from rlhf_authoring.child import answers
+work = answers("test_child:hang", {}, 60)
 print(next(work), flush=True)
 time.sleep(600)
 """
@@ -43,8 +42,7 @@ def lives(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(number):
-    root = Path(__file__).parents[2]
-    asks = subprocess.Popen([sys.executable, "-c", ASK], cwd=root, stdout=subprocess.PIPE, text=True)
+    asks = subprocess.Popen([sys.executable, "-c", ASK], cwd=Path(__file__).parent, stdout=subprocess.PIPE, text=True)
     assert asks.stdout is not None
     pids = [int(word.strip("[],")) for word in asks.stdout.readline().split()]
     assert all(map(lives, pids))

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rlhf_host.scratch import Scratch
+from rlhf_host import Scratch
 
 
 class ChildFailed(Exception):
