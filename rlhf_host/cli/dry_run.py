@@ -38,8 +38,10 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     from rlhf_host.training.assemble import runtime_plugin, runtime_start
     from rlhf_host.training.inputs import STEPS
     from rlhf_host.training.rehearsal import check_inputs, rehearse
+    from rlhf_host.training.resuming import with_saved_models
 
     needs = merge_needs(manager)
+    config = config if resume is None else with_saved_models(config, needs, resume)
     idle = () if needs.samples else ("agent", "sync", "engine")
     for item in (item for item in manager.loaded if item.kind not in idle):
         weight = f", weight {item.weight:g}" if item.kind == "reward" else ""

@@ -43,6 +43,8 @@ RAISE_STEPS = "; raise --train.steps to continue"
 class Inputs:
     """Tokenizer and data, read before anything is written."""
 
+    config: RunConfig
+    """The configuration that they were read with, in which every model is found."""
     tokenizer: Any
     data: GivenData
 
@@ -105,7 +107,7 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
             data.day = data.day or date.today().isoformat()  # another one after midnight would be another prompt
     phase("Reading data")
     if config.from_trajectories is not None or not needs.samples:
-        return Inputs(tokenizer, find_data(config, needs).read(config, manager, needs, tokenizer, rows))
+        return Inputs(config, tokenizer, find_data(config, needs).read(config, manager, needs, tokenizer, rows))
     tasks = tasks_of(config, config.data, "train", tokenizer, rows, manager)
     if AlgoNeeds.of(needs).unit_rows:
         prompt = max((len(task.prompt_ids or ()) for task in tasks.tasks), default=1)
@@ -114,7 +116,7 @@ def read_inputs(config: RunConfig, rows: PythonRows, manager: PluginManager, nee
     held_out = None
     if config.eval.data.sources:
         held_out = tasks_of(config, config.eval.data, "eval", tokenizer, rows, manager)
-    return Inputs(tokenizer, TaskData(tasks, held_out))
+    return Inputs(config, tokenizer, TaskData(tasks, held_out))
 
 
 def prompt_limit(config: RunConfig) -> int | None:

@@ -9,12 +9,49 @@ import torch
 from rlhf_host.config.run_dir import STATE
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import UserError
+from rlhf_host.models.adapter_files import is_adapter
+from rlhf_host.models.locations import find_model
 from rlhf_host.records.needs import Needs
 from rlhf_host.records.torch_files import OTHER
-from rlhf_host.training.checkpoints import TRAINER, Checkpoint, model_written
-from rlhf_host.training.trained_roles import check_state
+from rlhf_host.training.checkpoints import TRAINER, Checkpoint, load_checkpoint, model_written
+from rlhf_host.training.role_settings import role_settings
+from rlhf_host.training.trained_roles import check_state, models_of
 
 STATE_KEYS = {"version", "best", "pending", "rates", "stopped", "stream", "plugins", "config"}
+
+
+def with_saved_models(config: RunConfig, needs: Needs, run_dir: Path) -> RunConfig:
+    """Returns the configuration with models of the newest checkpoint in place of those that are not found any more. It is for this
+    process alone: what the run records keeps their names.
+
+    Raises ``UserError`` for a role that needs such a model itself, since the checkpoint has no copy of it.
+    """
+    lost = {role.model: why for role in config.roles.values() if role.model and (why := _why_lost(role.model))}
+    if not lost or (checkpoint := load_checkpoint(run_dir)) is None:
+        return config
+    saved = {name: path for name, path in models_of(needs, checkpoint.role).items() if not is_adapter(path)}
+    for need in needs.roles:
+        model = role_settings(config.roles, need, None, needs).model
+        if model in lost and need.name not in saved:
+            raise UserError(
+                f"{lost[model]} (the role {need.name} needs it, and {checkpoint.path} has what was trained of it alone: put it"
+                " back, or name another place with --force)"
+            )
+    found = {name: {"model": str(saved[name]), "revision": None} for name in saved}
+    roles = {
+        name: role.model_copy(update=found[name]) if role.model in lost and name in saved else role
+        for name, role in config.roles.items()
+    }
+    return config.model_copy(update={"roles": roles})
+
+
+def _why_lost(model: str) -> str:
+    """Returns why the model is not found; empty: it is."""
+    try:
+        find_model(model)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def refuse_foreign(checkpoint: Checkpoint) -> None:

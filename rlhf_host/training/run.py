@@ -16,7 +16,7 @@ from rlhf_host.data.sources import NO_ROWS
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.garbage import frozen
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols.data import GivenData, PythonRows
+from rlhf_host.protocols.data import PythonRows
 from rlhf_host.records.needs import Outcome
 from rlhf_host.training import assemble, disk
 from rlhf_host.training.assemble import Started
@@ -30,7 +30,7 @@ from rlhf_host.training.ledger import Ledger
 from rlhf_host.training.lifecycle import call_all, call_closing, close, run_context
 from rlhf_host.training.loop import Loop
 from rlhf_host.training.rehearsal import rehearse
-from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost
+from rlhf_host.training.resuming import refuse_finished, refuse_foreign, refuse_lost, with_saved_models
 from rlhf_host.training.run_files import note_begin, note_end, remove_start, write_start
 from rlhf_host.training.trained_roles import models_of
 
@@ -58,7 +58,8 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         if resume is None and (run_dir / CONFIG).exists():
             raise UserError(f"another run was begun in {run_dir} meanwhile: choose another --run-dir")
         fresh = resume is None and not written(run_dir)
-        inputs = read_inputs(config, rows, manager, merge_needs(manager))
+        needs = merge_needs(manager)
+        inputs = read_inputs(with_saved_models(config, needs, resume) if resume else config, rows, manager, needs)
         restarts = 0
         while True:
             try:
@@ -86,19 +87,19 @@ def _started(
         refuse_lost(config, needs, checkpoint)
     updates = data.steps(config) * config.train.updates_per_batch
     models = models_of(needs, checkpoint.role) if checkpoint else {}
-    computed = data.computed(config, manager, needs)
+    computed = data.computed(inputs.config, manager, needs)
     loaded = replace(needs, roles=tuple(need for need in needs.roles if need.name not in computed))
-    start = assemble.runtime_start(config, manager, loaded, inputs.tokenizer, updates, models)
+    start = assemble.runtime_start(inputs.config, manager, loaded, inputs.tokenizer, updates, models)
     traits = RunTraits.of(config)
     if (pictured := data.pictured) and start.engine is not None and not traits.engine.images:
         raise UserError(f"engine {config.engine.name} takes no prompts with pictures: choose another --engine")
     _, outlines = rehearse(start, remote=traits.runtime.remote, pictured=pictured)
     notices = [*data.report, *disk.told(config, start, outlines, run_dir, data.steps(config))]
     del outlines
-    started = assemble.start_runtime(config, start)
+    started = assemble.start_runtime(inputs.config, start)
     with event_loop(config.debug) as events:
         try:
-            loop = _loop(config, manager, started, data, events, run_dir)
+            loop = _loop(config, manager, started, inputs, events, run_dir)
             if checkpoint is not None:
                 loop.keeper.restore(checkpoint)
             elif resume is not None:
@@ -111,15 +112,16 @@ def _started(
 
 
 def _loop(
-    config: RunConfig, manager: PluginManager, started: Started, data: GivenData, events: EventLoop, run_dir: Path
+    config: RunConfig, manager: PluginManager, started: Started, inputs: Inputs, events: EventLoop, run_dir: Path
 ) -> Loop:
+    data = inputs.data
     parts = RunComponents(
         config=config,
         manager=manager,
         needs=started.needs,
         runtime=started.runtime,
         bring=started.bring,
-        source=data.source(config, manager, started, events),
+        source=data.source(inputs.config, manager, started, events),
         events=events,
         run_dir=run_dir,
         progress=Progress(),
@@ -128,7 +130,7 @@ def _loop(
     return Loop(
         parts,
         CheckpointKeeper(parts, started.scoring),
-        evaluate=data.evaluate(config, manager, started, events),
+        evaluate=data.evaluate(inputs.config, manager, started, events),
         planned=data.steps(config),
         gate=started.gate,
         in_flight=started.traits.in_flight(config),
