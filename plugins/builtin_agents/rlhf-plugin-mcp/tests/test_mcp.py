@@ -1,9 +1,13 @@
 """Tools of MCP servers: over both transports, what the policy sees of them, and how servers fail."""
 
 import asyncio
+import contextlib
+import gzip
 import json
 import re
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -161,6 +165,59 @@ def test_a_server_without_measure_is_given_up_in_time(how):
     with pytest.raises(ServerLost, match=f"the MCP server a ({ENDLESS[how]})"):
         started(servers=[f"a={{python}} {UNRULY} '{how}'"], start_timeout_s=2.0)
     assert time.monotonic() - began < 9
+
+
+@contextlib.contextmanager
+def without_measure(how):
+    """The address of a server whose list of tools does not end."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_): ...
+
+        def do_POST(self):
+            message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if message.get("method") != "tools/list":
+                about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "unruly", "version": "1"}}
+                result = {"protocolVersion": message.get("params", {}).get("protocolVersion"), **about}
+                body = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result}).encode()
+                self.send_response(200 if "id" in message else 202)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                return
+            kind = "text/event-stream" if how == "events" else "application/json"
+            event = b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}\n\n'
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            if how == "packed":
+                self.send_header("content-encoding", "gzip")
+            self.end_headers()
+            part = {"events": event * 500, "packed": gzip.compress(bytes(1 << 20)), "body": b"x" * 65536}[how]
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(part)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"a=http://127.0.0.1:{server.server_port}/mcp"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("body", "it answered with more than 16 MiB"),
+        ("packed", "it answered in gzip, which nobody asked for"),
+        ("events", "it answered with more than 64 MiB|did not answer tools/list in 5 s"),
+    ],
+)
+def test_answers_of_an_address_have_the_limits_of_a_command(how, message):
+    began = time.monotonic()
+    with without_measure(how) as address, pytest.raises(ServerLost, match=f"the MCP server a .*({message})"):
+        started(servers=[address], start_timeout_s=5.0)
+    assert time.monotonic() - began < 12
 
 
 def test_lines_of_a_log_among_messages_are_no_fault():

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from mcp import Client, MCPError
-from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, Tool
 
+from rlhf_plugin_mcp.address import Address
 from rlhf_plugin_mcp.servers import Server
-from rlhf_plugin_mcp.stdio import Command
+from rlhf_plugin_mcp.stdio import MOST_LINE, Command
 
 CLOSED = -32000
 """Code of an error of the connection, not of the tool."""
@@ -39,7 +40,7 @@ class Connection:
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
-        self._command = Command(server)
+        self._command, self._address = Command(server), Address(self._over.set)
 
     async def open(self) -> None:
         """Starts the server, or connects to it. Raises ``ServerLost``."""
@@ -104,7 +105,7 @@ class Connection:
             self._over.set()
             raise ServerLost(f"{self._who} did not answer {what} in {timeout_s:g} s{self._words()}") from error
         except MCPError as error:
-            if error.code != CLOSED:
+            if error.code != CLOSED and not self._address.problem:
                 raise
             self._over.set()
             raise ServerLost(f"{self._who} ended in {what}{self._words()}") from error
@@ -135,8 +136,8 @@ class Connection:
         server = self.server
         async with contextlib.AsyncExitStack() as stack:
             if server.url:
-                http = await stack.enter_async_context(create_mcp_http_client(headers=dict(server.headers)))
-                transport = streamable_http_client(server.url, http_client=http)
+                http = await stack.enter_async_context(self._address.client(server.headers))
+                transport = streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_LINE)
             else:
                 transport = self._command.streams()
             yield await stack.enter_async_context(Client(transport))
@@ -147,7 +148,11 @@ class Connection:
 
     def _words(self) -> str:
         """Returns the limit that it went beyond, or the last words of its standard error."""
-        text = self._command.problem or " ".join(self._command.tail.decode("utf-8", "replace").split())[-WORDS:]
+        text = (
+            self._command.problem
+            or self._address.problem
+            or " ".join(self._command.tail.decode("utf-8", "replace").split())[-WORDS:]
+        )
         return f": {text}" if text else ""
 
 
