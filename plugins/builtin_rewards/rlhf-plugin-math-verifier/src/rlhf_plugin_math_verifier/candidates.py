@@ -91,6 +91,11 @@ _OF_THE_WRITER = re.compile(
 _UNWORKED = re.compile(r"[0-9]\s*(?:[-+*/×·÷]|\\(?:times|cdot|div)\b)\s*[0-9]")
 """A sum that is not worked out, which a text that takes back its last value does not give instead."""
 _BINARY = frozenset(["yes", "no", "true", "false"])
+_OPPOSED = re.compile(
+    r"[\s,;$*—–-]*(?:and\s+|but\s+)?(?:instead\s+of|in\s+place\s+of|rather\s+than|not(?!\s+only)|unlike|as\s+opposed\s+to)\b[^.!?;:\n]{0,60}",
+    re.IGNORECASE,
+)
+"""Words between two values by which the second one is not the answer: "13 instead of the naive 12"."""
 _OR = re.compile(r"\b(?:or|oder|ou|или)\b|或")
 
 
@@ -222,15 +227,15 @@ def _chosen(text: str, places: Sequence[Place], *, prose: bool, parts: int, word
     denied: list[str] = []
     while left:
         group = _side_by_side(left, text, lines=lines)
+        earlier = left[: -len(group)]
+        between = text[earlier[-1].end : group[0].start] if earlier else ""
         standing = around(text, group[0].start, group[-1].end, prose=prose) if words else ""
         if isinstance(standing, Claim):
             return standing
-        if standing == "denied" or group[-1].content in denied:
+        if standing == "denied" or _OPPOSED.fullmatch(between) or group[-1].content in denied:
             denied += [place.content for place in group]
             left = left[: -len(group)]
             continue
-        earlier = left[: -len(group)]
-        between = text[earlier[-1].end : group[0].start] if earlier else ""
         superseded = bool(SUPERSEDED.search(between))
         claim = _content(_together(group, text), prose=prose)
         rivals = () if superseded else tuple(place.content for place in earlier if place.content not in denied)[-3:]

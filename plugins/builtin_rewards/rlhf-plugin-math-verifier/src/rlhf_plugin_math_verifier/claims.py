@@ -348,7 +348,7 @@ def withdrawn(after: str) -> Claim | None:
 
 
 _SUBJECT = re.compile(
-    r"(?:the|our|its|their|his|her|this)\b(?:(?!\s(?:is|are|was|were|equals)\s)[^.;:=\n]){1,200}"
+    r"(?:the|our|its|their|his|her|this|what)\b(?:(?!\s(?:is|are|was|were|equals)\s)[^.;:=\n]){1,200}"
     r"\s(?:is|are|was|were|equals)\s+(?=[-+$\\\d(\[])(?![^\n]*\s(?:is|are|was|were|equals)\s)",
     re.IGNORECASE,
 )
@@ -371,12 +371,13 @@ def stated(rest: str, *, prose: bool) -> Claim | None:
     if not sentence.strip(" \t*_`\"'") or not (prose or _says_something(sentence)):
         return None
     subject = None if prose else _SUBJECT.match(sentence)
-    claim = asserted(sentence[subject.end() if subject and not _CONDITION.search(subject.group()) else 0 :], after, prose=prose)
+    value = sentence[subject.end() if subject and not _CONDITION.search(subject.group()) else 0 :]
+    claim = asserted(value, after, prose=prose)
     if end and end.group() in "?？" and replaced(after, prose=prose) is None:
         return NONE
     if end and end.group() == "!" and line[: end.start()][-1:].isdigit():
         return replace(claim, doubt=True)  # 5! or 5
-    if claim.text and REASON.search(sentence) is None and not prose and GUESSED_BEFORE.search(sentence):
+    if claim.text and REASON.search(sentence) is None and not prose and GUESSED_BEFORE.search(value):
         return replace(claim, doubt=True)
     return claim
 

@@ -194,6 +194,9 @@ class _Comparison:
             )
         if len(ratio.parts) != 2 or not ratio.parts[1] or not isinstance(other, Number):
             return "wrong"
+        if ratio.clock and other.unit is not None and other.unit.dimensions == (("time", 1),):  # 1:30 for 1.5 hours
+            shown = [(ratio.parts[0] + ratio.parts[1] / 60) * factor for factor in (3600, 60)]
+            return "wrong" if other.value * other.unit.factor not in shown else "right" if ratio is label else "unjudged"
         same = close(other.value, ratio.parts[0] / ratio.parts[1], self.decimals)
         return "wrong" if not same else "unjudged" if ratio.clock or other.value.denominator == 1 else "right"
 
@@ -370,6 +373,8 @@ def _words(label: Answer, answer: Answer) -> Verdict:
         if _affirms(label.text, said):
             return "right"
         return "unjudged" if words in other.items and label.text not in _BINARY else "wrong"  # "Paris, France"
+    if words is answer and words.text == "none" and isinstance(other, Number) and other.value == 0:
+        return "unjudged"  # how many there are: none
     return "right" if isinstance(other, Region) and other.name == "empty" and words.text in _EMPTY else "wrong"
 
 

@@ -73,6 +73,21 @@ def compound(found: Sequence[Token]) -> Number | None:
     return Number(total, first)
 
 
+def clocked(found: Sequence[Token]) -> Number | None:
+    """Reads "1:30 hours" and "2:15 min": the unit is that of the first number, and each further number counts its sixtieths."""
+    count = next((i for i, token in enumerate(found) if token.kind != "number" and token.text != ":"), len(found))
+    numbers = [token.text for token in found[:count:2]]
+    if count not in (3, 5) or not all(map(str.isdecimal, numbers)) or any(token.text != ":" for token in found[1:count:2]):
+        return None
+    value = quantity([found[0], *found[count:]])
+    unit = value.unit if isinstance(value, Number) else None
+    if unit is None or unit.dimensions != (("time", 1),) or unit.factor not in ((3600, 60) if len(numbers) == 2 else (3600,)):
+        return None
+    if any(len(number) != 2 or number > "59" for number in numbers[1:]):
+        return None
+    return Number(sum((Fraction(int(number), 60**place) for place, number in enumerate(numbers)), Fraction(0)), unit)
+
+
 def _with_signs(found: Sequence[Token]) -> list[Token]:
     """Replaces words for a sign by the sign: "5 plus 1", "7 squared", "negative 5", "divided by", "and a half"."""
     out: list[Token] = []

@@ -26,7 +26,7 @@ from rlhf_plugin_math_verifier.answers import (
 from rlhf_plugin_math_verifier.decoration import tidy
 from rlhf_plugin_math_verifier.formulas import formula, rational
 from rlhf_plugin_math_verifier.moments import moment, numeral, ratio
-from rlhf_plugin_math_verifier.quantities import compound, quantity
+from rlhf_plugin_math_verifier.quantities import clocked, compound, quantity
 from rlhf_plugin_math_verifier.tokens import FUNCTIONS, Token, depth, enclosed, joined, split, tokens
 
 Kind = Literal["tuple", "set", "matrix", "list"]
@@ -105,7 +105,19 @@ def _read(found: Sequence[Token]) -> Answer:
     )
     if unknown and found[0].text != r"\{":
         return Doubtful(joined(found), denied=found[0].text in (r"\neg", r"\not"))
-    for reader in (_words, moment, numeral, compound, _several, ratio, _combined, _relation, _bracketed, _plus_or_minus):
+    for reader in (
+        _words,
+        moment,
+        numeral,
+        clocked,
+        compound,
+        _several,
+        ratio,
+        _combined,
+        _relation,
+        _bracketed,
+        _plus_or_minus,
+    ):
         answer = reader(found)
         if answer is not None:
             return answer

@@ -38,7 +38,7 @@ BOUNDS = _words("square cube different less more fewer greater larger smaller bi
 """Words that make a bound of a number after them; "5 more apples" is a number."""
 GUESSES = _words(
     "about around almost nearly circa close somewhere roughly approximately approx likely"
-    " presumably guess maybe perhaps possibly probably might may"
+    " presumably guess maybe perhaps possibly probably might may could"
 )
 
 MULTIPLIERS = {
