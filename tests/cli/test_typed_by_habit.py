@@ -47,6 +47,9 @@ ANSWERS = {
         "--per_device_train_batch_size: no such flag; TRL's per_device_train_batch_size is "
         "--train.max-tokens-per-microbatch here (always by tokens)"
     ),
+    "train --lr-schedule constant": "--lr-schedule: no such flag; here it is --actor.schedule constant",
+    "train --lr-schedule constant_with_warmup": "--lr-schedule: no such flag; here it is --actor.schedule constant",
+    "train --lr-schedule cosin": "--lr-schedule: no such flag; here it is --actor.schedule constant, linear or cosine",
     "train --num_train_epochs 3": (
         "--num_train_epochs: no such flag; TRL's num_train_epochs is --data.epochs here (of these; with grpo and "
         "rloo: --train.steps, in batches)"

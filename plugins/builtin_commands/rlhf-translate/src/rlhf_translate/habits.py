@@ -1,12 +1,14 @@
 """Habits of people who come from other programs, and what they mean here: words of the command line, and flags.
 
-Every command and flag in these texts is one that is accepted. ``{}`` is the number that was typed, or N.
+Every command and flag in these texts is one that is accepted. ``{}`` is the number that was typed, or N; ``{a|b}`` is
+the one of these that was typed, or all of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 COMMANDS = {
     "ls list ps status history jobs": "rlhf runs for runs, rlhf plugins for what is installed",
@@ -94,7 +96,7 @@ FLAGS = {
     "lora use_lora peft qlora": "--actor.lora.rank 16",
     "mixed_precision precision amp": "--train.autocast bfloat16",
     "lr_warmup warmup num_warmup_steps warmup_ratio": "--actor.warmup-steps N, in optimizer updates",
-    "lr_schedule scheduler": "--actor.schedule cosine",
+    "lr_schedule scheduler": "--actor.schedule {constant|linear|cosine}",
     "wd l2_reg": "--actor.weight-decay {}",
     "grad_clip clip_grad gradient_clipping clip_grad_norm": "--actor.max-grad-norm {}",
     "save_freq save_every save_interval": "--checkpoint.every {}",
@@ -122,6 +124,8 @@ FLAGS = {
 }
 """Names of flags and keys, with underscores → what to type."""
 
+_CHOICE = re.compile(r"\{([\w|]+)\}")
+
 GROUPS = {"": COMMANDS, "plugins": PLUGINS, "data": DATA}
 """Group of commands → what people type after its name."""
 
@@ -140,4 +144,10 @@ def of_flag(name: str, value: object) -> str:
 def _of(word: str, table: Mapping[str, str], value: object = None) -> str:
     text = next((text for words, text in table.items() if word in words.split()), "")
     number = str(value) if re.fullmatch(r"[\d.]+(e-?\d+)?", str(value)) else "N"
-    return f"; here it is {text.replace('{}', number)}" if text else ""
+    return f"; here it is {_CHOICE.sub(partial(_chosen, str(value)), text.replace('{}', number))}" if text else ""
+
+
+def _chosen(value: str, choices: re.Match[str]) -> str:
+    """Returns the choice that a value begins with, as ``constant_with_warmup`` does, or all of them."""
+    names = choices[1].split("|")
+    return next((name for name in names if value.partition("_")[0] == name), f"{', '.join(names[:-1])} or {names[-1]}")
