@@ -1,4 +1,4 @@
-"""Errors that a person can act on."""
+"""Errors that a person can act on. Every error of the host can be made of its message alone, which is how pickle makes it again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,16 @@
 """Parts of messages."""
 
+import importlib
 import importlib.util
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import rlhf_host
 from rlhf_host.errors import beyond, place_of
 
 
@@ -42,3 +49,25 @@ def test_errors_that_came_through_no_code_of_a_user_have_no_place():
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         beyond("x", 0.1)
     assert place_of(raised.value) == ""
+
+
+def exceptions() -> Iterator[type[BaseException]]:
+    """Yields every exception class of the host, found by its source."""
+    home = Path(rlhf_host.__file__).parent
+    for file in sorted(home.rglob("*.py")):
+        names = re.findall(
+            r"^class (\w+)\(.*(?:Error|Exception|Failed|Gone|Lost)\b.*\):", file.read_text("utf-8"), re.MULTILINE
+        )
+        module = ".".join(("rlhf_host", *file.relative_to(home).with_suffix("").parts))
+        yield from (getattr(importlib.import_module(module), name) for name in names)
+
+
+@pytest.mark.parametrize("kind", list(exceptions()), ids=lambda kind: kind.__name__)
+def test_an_exception_survives_pickling(kind):
+    taken = list(inspect.signature(kind.__init__).parameters.values())[1:] if inspect.isfunction(kind.__init__) else []
+    given = ["c" for parameter in taken[1:] if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    error = kind("a b", *given)
+    error.noted = [1.5]
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.args, vars(again)) == (kind, str(error), error.args, vars(error))
+    assert str(error) == "a b"

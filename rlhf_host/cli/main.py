@@ -26,7 +26,7 @@ class Visible(logging.Formatter):
 class Failure(click.ClickException):
     """A message for a person, and the exit code."""
 
-    def __init__(self, message: str, exit_code: int):
+    def __init__(self, message: str, exit_code: int = 1):
         super().__init__("\n".join(map(visible, message.split("\n"))))
         self.exit_code = exit_code  # type: ignore[misc]
 
@@ -53,11 +53,11 @@ class Main(CommandGroup):
         except UserError as error:
             raise Failure(str(error), 2) from error
         except RunError as error:
-            raise Failure(str(error), 1) from error
+            raise Failure(str(error)) from error
         except OSError as error:
             if error.filename is None and error.errno not in FULL:
                 raise
-            raise Failure(f"{error.filename or 'the output cannot be written'}: {error.strerror}", 1) from error
+            raise Failure(f"{error.filename or 'the output cannot be written'}: {error.strerror}") from error
         except KeyboardInterrupt as interrupt:
             click.echo(str(interrupt) or "Interrupted.", err=True)
             ctx.exit(130)

@@ -58,7 +58,7 @@ class Loaded:
 class HookFailed(RunError):
     """A plugin's hook raised; the original is ``__cause__``."""
 
-    def __init__(self, key: str, distribution: str, hook: str, message: str):
+    def __init__(self, message: str, key: str = "", distribution: str = "", hook: str = ""):
         super().__init__(message)
         self.key = key
         self.distribution = distribution
@@ -221,7 +221,7 @@ class PluginManager:
 
     def refuse_answer(self, key: str, hook: str, message: str) -> NoReturn:
         """Raises ``HookFailed`` for an answer that no one can use: ``key`` and the message."""
-        raise HookFailed(key, self.by_key[key].info.distribution, hook, f"{key} {message}")
+        raise HookFailed(f"{key} {message}", key, self.by_key[key].info.distribution, hook)
 
     def _register(self, loaded: Loaded) -> _Part:
         """Its own implementations, without wrappers."""
@@ -282,7 +282,7 @@ class PluginManager:
         if isinstance(error, UserError):
             raise PluginError(f"{culprit}: {cause}") from error
         message = f"{culprit} failed in {hook}: {type(error).__name__}{': ' if cause else ''}{cause}{unasked(error)}"
-        raise HookFailed(culprit.key, culprit.info.distribution, hook, message) from error
+        raise HookFailed(message, culprit.key, culprit.info.distribution, hook) from error
 
     def _culprit(self, error: BaseException, key: str, hook: str) -> str:
         """The plugin whose code raised: ``key``, or another that wraps the hook; the deepest frame of theirs decides."""

@@ -42,7 +42,7 @@ class NoBatchError(RunError):
         draws: their outcomes, as in ``Collected``.
     """
 
-    def __init__(self, message: str, draws: Sequence[tuple[int, str, int, str]]):
+    def __init__(self, message: str, draws: Sequence[tuple[int, str, int, str]] = ()):
         super().__init__(message)
         self.draws = draws
 
