@@ -214,6 +214,9 @@ def train(
     named = {
         name: value for name, value in locals().items() if name not in ("config", "resume", "force", "dry_run", "settings")
     }
+    for switch, value in {"force": force, "dry_run": dry_run}.items():
+        if not isinstance(value, bool | None):
+            raise UserError(f"{switch} is True or False, not {value!r}")
     asked = Arguments(named, settings)
     if resume is not None:
         if not isinstance(resume, str | Path):

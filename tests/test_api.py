@@ -281,6 +281,12 @@ def test_a_run_from_python_with_names_alone_resumes_anywhere(small, rlhf_here, r
         ({"data": []}, "no training data|data has no rows"),
         ({"model": object()}, "model is a directory, hub name or GGUF file, not object: write it with save_pretrained first"),
         ({"resume": "run"}, "resume uses the run's own directory and settings"),
+        ({"dry_run": "no"}, "^dry_run is True or False, not 'no'$"),
+        ({"dry_run": 0}, "^dry_run is True or False, not 0$"),
+        ({"resume": "run", "force": "false"}, "^force is True or False, not 'false'$"),
+        ({"algo": ""}, "^algo: should not be empty$"),
+        ({"algo": {"name": ""}}, r"^algo\.name: should not be empty$"),
+        ({"agent": ""}, "^agent: should not be empty$"),
     ],
 )
 def test_mistakes_are_one_clear_line(small, arguments, message):

@@ -21,7 +21,7 @@ def defaults() -> dict[str, Any]:
 class PluginChoice(Open):
     """One chosen plugin."""
 
-    name: str = Field(description="NAME or DISTRIBUTION:NAME")
+    name: str = Field(min_length=1, description="NAME or DISTRIBUTION:NAME")
 
 
 class RewardChoice(PluginChoice):

@@ -14,10 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlhf_host.errors import UserError
+from rlhf_host.models.locations import INDEX
 
 log = logging.getLogger(__name__)
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SINGLE = "model.safetensors"
 CARRIED = "model-carried.safetensors"
 """File of carried weights beside those of the model."""
 LEFT_OUT = "%d quantized tensors (%s ...) are not carried, because %s is written in ordinary types: give a base in 16 bits"

@@ -31,11 +31,11 @@ from rlhf_host.config.schema import RoleConfig
 from rlhf_host.data.processor import PROCESSOR_FILES
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
-from rlhf_host.models.carried import INDEX, SINGLE, add_carried, carry
+from rlhf_host.models.carried import SINGLE, add_carried, carry
 from rlhf_host.models.classes import model_class
 from rlhf_host.models.dtypes import retype, weight_dtypes
 from rlhf_host.models.heads import scalar_head
-from rlhf_host.models.locations import ModelLocation, find_model, hub_answers, with_base
+from rlhf_host.models.locations import INDEX, ModelLocation, find_model, hub_answers, with_base
 from rlhf_host.models.preparation import no_head, prepare, refuse_settings, wide_head
 from rlhf_host.once import once
 from rlhf_host.runs.models import step_model

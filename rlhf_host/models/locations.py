@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import urllib.request
@@ -18,6 +19,8 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_files
 from rlhf_host.once import once
 from rlhf_host.runs.models import step_model
+
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,19 @@ def _check_directory(path: Path, weights: bool) -> None:
         pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in files)
         problem = "only pickled weights, which can run code when loaded: convert them to" if pickled else "no weights: it needs"
         raise UserError(f"{path} has {problem} .safetensors files")
+    if weights and INDEX in files:
+        _check_index(path / INDEX)
+
+
+def _check_index(path: Path) -> None:
+    """Raises ``UserError`` for an index that does not say in which file each weight is."""
+    try:
+        index = json.loads(path.read_text("utf-8"))
+        whole = isinstance(index["metadata"], dict) and {*map(type, index["weight_map"].values())} == {str}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise UserError(f"{path} is damaged: it needs 'metadata', and a 'weight_map' from weights to files; fetch it again")
 
 
 def _cached(name: str) -> bool:

@@ -206,6 +206,8 @@ def sentence(item: ErrorDetails) -> str:
     shown = shown if len(shown) <= 80 else f"{shown[:60]}… ({len(shown)} characters)"
     if item["type"] in ("model_type", "dict_type"):
         return f"holds further keys, so it cannot be {shown}"
+    if item["type"] == "string_too_short" and not item["input"]:
+        return "should not be empty"
     if not message.startswith("Input should"):
         return message
     near = ""

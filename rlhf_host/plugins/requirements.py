@@ -62,6 +62,13 @@ def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:
     return required
 
 
+def lacking(distribution: str) -> list[str]:
+    """Returns the distributions that this one requires, itself and not by an extra, and that are not installed."""
+    own = _installed(distribution)
+    needed = [name for name, _ in _requirements(own, frozenset())] if own else []
+    return [name for name in needed if not _installed(name) and not _installed(OTHER_BUILDS.get(name, name))]
+
+
 def _installed(name: str) -> Distribution | None:
     """The distribution of this name: looked for, which is faster than reading the metadata of all."""
     with suppress(Exception):  # there is none, or its metadata cannot be read

@@ -13,6 +13,7 @@ from rlhf_host.plugins.catalogue import offered
 from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
 from rlhf_host.plugins.hints import UnknownName, of_packages
 from rlhf_host.plugins.python_files import describe_class, import_file, is_in_file
+from rlhf_host.plugins.requirements import lacking
 from rlhf_host.plugins.spellings import other_kinds, schemes
 
 if TYPE_CHECKING:
@@ -171,8 +172,13 @@ def imported(info: PluginInfo) -> Any:
     if is_in_file(info.value):
         value = import_file(info.module, str(info))
     else:
-        with failing_as(PluginError, f"{info}: importing {info.module} failed", own=()):
-            value = importlib.import_module(info.module)
+        try:
+            with failing_as(PluginError, f"{info}: importing {info.module} failed", own=()):
+                value = importlib.import_module(info.module)
+        except PluginError as error:
+            if not isinstance(error.__cause__, ImportError) or not (absent := lacking(info.distribution)):
+                raise
+            raise PluginError(f"{info} needs {', '.join(absent)}: pip install {' '.join(absent)}") from error.__cause__
     for part in info.attribute.split("."):
         try:
             value = getattr(value, part)

@@ -243,6 +243,19 @@ def test_a_tokenizer_may_lie_elsewhere(tiny_model, tmp_path):
     assert load_tokenizer(role(tmp_path / "nowhere", tokenizer=str(tiny_model))).eos_token == "<eos>"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "[]", "no JSON", '{"metadata": {}}', '{"weight_map": {"a": "b"}}', '{"metadata": {}, "weight_map": {}}']
+    + [f'{{"metadata": {{}}, "weight_map": {names}}}' for names in ('["a"]', '{"a": 3}', "null")],
+)
+def test_an_index_that_names_no_files_is_damaged(tiny_model, tmp_path, text):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    index = tmp_path / "model/model.safetensors.index.json"
+    index.write_text(text)
+    with pytest.raises(UserError, match=f"^{index} is damaged: it needs 'metadata', and a 'weight_map'"):
+        load_model(role(tmp_path / "model"))
+
+
 def test_what_is_no_model_is_refused_with_a_way_out(tiny_model, tmp_path, monkeypatch):
     def message(name: Path | str | None) -> str:
         with pytest.raises(UserError) as caught:

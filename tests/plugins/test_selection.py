@@ -140,6 +140,23 @@ def test_an_incompatible_plugin_is_refused_before_its_import(here):
 
 
 @pytest.mark.parametrize(
+    ("requires", "message"),
+    [
+        (["no-such-thing>=1"], r"reward 'r' from sel-a 1.0 needs no-such-thing: pip install no-such-thing$"),
+        (["a-b", "no_such.thing"], "needs a-b, no-such-thing: pip install a-b no-such-thing$"),
+        (
+            ["pytest", 'a-b; extra == "x"', 'a-b; python_version < "3"'],
+            "importing sel_mod failed: ModuleNotFoundError: No module",
+        ),
+    ],
+)
+def test_an_import_that_lacks_a_required_distribution_says_which(here, requires, message):
+    here.install("sel-a", {"rlhf.rewards": "r = sel_mod:X"}, {"sel_mod.py": "from no_such_thing import X"}, requires=requires)
+    with pytest.raises(PluginError, match=message):
+        selection.load(selection.find("reward", "r"))
+
+
+@pytest.mark.parametrize(
     ("source", "attribute", "message"),
     [
         ("import no_such_thing", "X", "importing sel_mod failed: ModuleNotFoundError: No module named 'no_such_thing'"),
