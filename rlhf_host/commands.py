@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rlhf_host.cli.lazy import CommandGroup as CommandGroup
     from rlhf_host.cli.main import main as main
     from rlhf_host.cli.plugin_names import complete_plugin as complete_plugin
-    from rlhf_host.cli.plugin_names import deadline_option as deadline_option
     from rlhf_host.cli.plugin_names import kind_option as kind_option
     from rlhf_host.cli.plugin_names import matching as matching
     from rlhf_host.cli.plugins import wrap as wrap

@@ -9,13 +9,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 from rlhf_host.errors import DivergedError, LostError, RunError, UserError
-from rlhf_host.scratch import Scratch, remove_tree
+from rlhf_host.scratch import remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -37,33 +37,6 @@ def packaged(inside: str, in_clone: str) -> Path:
 def cache_directory() -> Path:
     """Returns the directory for files that can be made again: ``$RLHF_CACHE``, or ``~/.cache/rlhf-host``."""
     return Path(os.environ.get("RLHF_CACHE") or Path.home() / ".cache" / "rlhf-host").expanduser()
-
-
-def fill_cache(path: Path, fill: Callable[[Path], None], is_whole: Callable[[], bool]) -> None:
-    """Makes the directory ``path`` of the cache, completely or not at all, even if other processes do the same.
-
-    Args:
-        fill: writes the files.
-        is_whole: returns True if an existing ``path`` can be used; otherwise it is replaced.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    root = path.parent
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with Scratch(f".{path.name}-", root) as aside:
-            fill(aside)
-            for part in (*aside.iterdir(), aside):
-                flush(part)
-            try:
-                aside.rename(path)
-            except OSError:
-                if not is_whole():  # damaged; otherwise another process was first
-                    remove_directory(path)
-                    aside.rename(path)
-    except OSError as error:
-        raise unwritable_cache(root, error) from error
 
 
 def unwritable_cache(root: Path, error: OSError) -> UserError:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rlhf_host.config.flags import Text as Text
     from rlhf_host.config.flags import coerce as coerce
     from rlhf_host.config.load import read_config as read_config
-    from rlhf_host.config.resolve import Resolved as Resolved
     from rlhf_host.config.resolve import merge_needs as merge_needs
     from rlhf_host.config.resolve import resolve as resolve
     from rlhf_host.config.schema import DataConfig as DataConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.errors import UserError, near_matches
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover, normalised
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -44,19 +43,6 @@ def kind_option(text: str = "The kind, if plugins of several kinds have this nam
     return click.option("--kind", type=click.Choice(list(GROUPS)), metavar="KIND", help=text)
 
 
-def deadline_option(default: float, text: str) -> Any:
-    """The option ``--deadline``: seconds above 0."""
-
-    def above_0(ctx: click.Context, param: click.Parameter, value: float) -> float:
-        if not 0 < value < math.inf:
-            raise UserError(f"--deadline {value:g}: should be a number of seconds above 0")
-        return value
-
-    return click.option(
-        "--deadline", default=default, show_default=True, metavar="S", help=text, callback=above_0, is_eager=True
-    )
-
-
 @contextmanager
 def left_out(names: Iterable[str | None]) -> Iterator[None]:
     """Leaves plugins out of discovery, here and in child processes, until the block is over.
@@ -68,6 +54,10 @@ def left_out(names: Iterable[str | None]) -> Iterator[None]:
     known = discover(disabled=True) if specs else []
     for spec in specs:
         if not any(info.goes_by(spec) for info in known):
+            if own := sorted({info.name for info in known if normalised(info.distribution) == normalised(spec)}):
+                raise UserError(
+                    f"--disable {spec}: this is a distribution; to ignore all its plugins, --disable {','.join(own)}"
+                )
             near = near_matches(spec, sorted({info.name for info in known}))
             raise UserError(f"--disable {spec}: no such plugin is installed{near or '; rlhf plugins lists what is'}")
     before = os.environ.get(DISABLE)

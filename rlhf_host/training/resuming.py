@@ -37,11 +37,10 @@ def with_saved_models(config: RunConfig, needs: Needs, run_dir: Path) -> RunConf
                 f"{lost[model]} (the role {need.name} needs it, and {checkpoint.path} has what was trained of it alone: put it"
                 " back, or name another place with --force)"
             )
-    found = {name: {"model": str(saved[name]), "revision": None} for name in saved}
-    roles = {
-        name: role.model_copy(update=found[name]) if role.model in lost and name in saved else role
-        for name, role in config.roles.items()
-    }
+    roles = dict(config.roles)
+    for name in saved.keys() & roles.keys():
+        if roles[name].model in lost:
+            roles[name] = roles[name].model_copy(update={"model": str(saved[name]), "revision": None})
     return config.model_copy(update={"roles": roles})
 
 

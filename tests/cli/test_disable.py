@@ -58,6 +58,17 @@ def test_every_command_that_runs_plugins_has_it(rlhf_here, command):
     assert (done.exit_code, done.stderr) == (2, f"Error: --disable rlo: no such plugin is installed; {near}\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "plugins"), [("rlhf-plugin-rloo", "rloo"), ("RLHF_Tracker.wandb", "wandb"), ("rlhf-sync-delta", "bisect,delta")]
+)
+def test_a_distribution_is_told_by_its_plugins(rlhf_here, name, plugins):
+    done = rlhf_here("plugins", "--disable", name)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(
+        f"Error: --disable {name}: this is a distribution; to ignore all its plugins, --disable {plugins}"
+    )
+
+
 def test_it_lasts_as_long_as_the_command(rlhf_here, monkeypatch):
     monkeypatch.setenv(DISABLE, "ppo")
     rows = json.loads(rlhf_here("plugins", "--json", "--disable", "rloo", "--kind", "algo").stdout)

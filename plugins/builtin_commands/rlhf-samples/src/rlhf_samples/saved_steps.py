@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rlhf_host import Group, Trajectory, UserError
+from rlhf_host.internals import AGENT
 from rlhf_host.models import sizes
 
 if TYPE_CHECKING:
     from rlhf_host.sampling import SavedStep
     from rlhf_host.settings import RoleConfig
-
-AGENT = "agent"
-"""Name of the reward that an agent gives, whose weight is 1."""
 
 
 def judged_groups(step: SavedStep) -> list[Group]:

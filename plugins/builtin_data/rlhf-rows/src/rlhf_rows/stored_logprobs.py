@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rlhf_host import Batch, RunError
-from rlhf_host.internals import Rows, cache_directory, content_hash, fill_cache
+from rlhf_host.internals import Rows, cache_directory, content_hash
+from rlhf_rows.cache import fill_cache
 
 VERSION = 2
 """Version of the format; part of every key."""

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from rlhf_host import Picture
-from rlhf_host.internals import Numbers, cache_directory, content_hash, counted, fill_cache
+from rlhf_host.internals import Numbers, cache_directory, content_hash, counted
 from rlhf_host.rendering import Processor
+from rlhf_rows.cache import fill_cache
 from rlhf_rows.units import Row, Unit
 
 VERSION = 6

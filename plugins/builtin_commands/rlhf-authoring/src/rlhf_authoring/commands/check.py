@@ -26,9 +26,9 @@ from rlhf_authoring.commands.certify import (
     stopped_option,
     write,
 )
-from rlhf_authoring.commands.chosen import option_option, parse_texts, with_hooks
+from rlhf_authoring.commands.chosen import deadline_option, option_option, parse_texts, with_hooks
 from rlhf_host import UserError
-from rlhf_host.commands import complete_plugin, deadline_option, kind_option, visible, wrap
+from rlhf_host.commands import complete_plugin, kind_option, visible, wrap
 from rlhf_host.installed import PROTOCOLS, PluginInfo
 
 DEADLINE_S = 300.0

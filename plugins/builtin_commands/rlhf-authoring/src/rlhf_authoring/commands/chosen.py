@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -67,3 +68,16 @@ def with_hooks(
             f"{name!r} is {' and '.join(map(str, several))}: say whose options these are, with --kind or DISTRIBUTION:NAME"
         )
     return [info for info in called if not options or info.kind != "preset"]
+
+
+def deadline_option(default: float, text: str) -> Any:
+    """The option ``--deadline``: seconds above 0."""
+
+    def above_0(ctx: click.Context, param: click.Parameter, value: float) -> float:
+        if not 0 < value < math.inf:
+            raise UserError(f"--deadline {value:g}: should be a number of seconds above 0")
+        return value
+
+    return click.option(
+        "--deadline", default=default, show_default=True, metavar="S", help=text, callback=above_0, is_eager=True
+    )

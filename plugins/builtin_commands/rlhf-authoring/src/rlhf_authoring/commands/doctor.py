@@ -11,8 +11,9 @@ from dataclasses import asdict
 
 import click
 
+from rlhf_authoring.commands.chosen import deadline_option
 from rlhf_authoring.doctor.findings import Finding
-from rlhf_host.commands import deadline_option, wrap
+from rlhf_host.commands import wrap
 from rlhf_host.installed import discover
 
 HELP_GROUP = "Plugins"

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import click
 
+from rlhf_authoring.commands.chosen import deadline_option
 from rlhf_authoring.inspection import Inspection, look_inside, verify
 from rlhf_host import __version__
-from rlhf_host.commands import asks_to_stop, complete_plugin, deadline_option, kind_option, wrap
+from rlhf_host.commands import asks_to_stop, complete_plugin, kind_option, wrap
 from rlhf_host.installed import PluginInfo, about, discover, find_all
 from rlhf_host.internals import WITHOUT_OPTIONS, imported, in_one_line, unchosen
 
