@@ -4,6 +4,7 @@ python trl_peer.py --model DIR --data prompts.jsonl --prompts 16 --samples 8 --n
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import tempfile
@@ -15,7 +16,9 @@ for name, default in (("prompts", 16), ("samples", 8), ("new-tokens", 32), ("ste
     parser.add_argument(f"--{name}", type=int, default=default)
 parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 parser.add_argument("--ragged", action="store_true", help="completions may end by themselves")
-parser.add_argument("--vllm", action="store_true", help="sample with vLLM on the same device, and take Liger's loss")
+parser.add_argument("--vllm", action="store_true", help="sample with vLLM on the same device")
+parser.add_argument("--continuous-batching", action="store_true", help="sample with transformers' continuous batching")
+parser.add_argument("--liger", action="store_true", help="take Liger's kernels and loss, if they are installed and on a GPU")
 options = parser.parse_args()
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="disabled", OMP_NUM_THREADS=str(options.threads))
 
@@ -41,7 +44,15 @@ def sevens(completions, completion_ids, **_):
 
 
 clock = Clock()
-shortest = {} if options.ragged else {"min_tokens" if options.vllm else "min_new_tokens": options.new_tokens}
+liger = options.liger and options.device == "cuda" and importlib.util.find_spec("liger_kernel") is not None
+small = {"num_blocks": 64, "max_batch_tokens": 256} if options.device == "cpu" else {}
+sampler = "vLLM" if options.vllm else "continuous batching" if options.continuous_batching else "generate"
+if options.ragged:
+    shortest = {}
+elif options.continuous_batching:  # it does not heed min_new_tokens
+    shortest = {"eos_token_id": -1}
+else:
+    shortest = {"min_tokens" if options.vllm else "min_new_tokens": options.new_tokens}
 GRPOTrainer(
     model=model,
     processing_class=tokenizer,
@@ -65,9 +76,12 @@ GRPOTrainer(
         use_vllm=options.vllm,
         vllm_mode="colocate",
         vllm_gpu_memory_utilization=0.3,
-        use_liger_kernel=options.vllm,
+        use_transformers_continuous_batching=options.continuous_batching,
+        transformers_continuous_batching_config=small or None,
+        use_liger_kernel=liger,
         generation_kwargs=shortest,
     ),
 ).train()
 memory = torch.cuda.max_memory_allocated() / 1e9 if options.device == "cuda" else 0.0
-print(json.dumps({"seconds": clock.seconds[1:], "tokens": counted[1:], "cuda_gb": memory}))
+how = f"{sampler}, {'with' if liger else 'without'} Liger, weights in {next(model.parameters()).dtype} at the end"
+print(json.dumps({"seconds": clock.seconds[1:], "tokens": counted[1:], "cuda_gb": memory, "how": how}))

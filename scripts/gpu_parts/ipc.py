@@ -6,13 +6,12 @@ import asyncio
 import gc
 import statistics
 import time
-from typing import Any
 
 import torch
 from torch import nn
 
 from gpu_parts.engine_process import EngineProcess, Kind, compare, engines_of, targets_of
-from gpu_parts.machine import GB, Machine, finish, held_bytes, random_model
+from gpu_parts.machine import GB, Machine, Report, finish, held_bytes, random_model
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.distributed.sync.plugin import IPC
 from rlhf_host.errors import RunError
@@ -23,11 +22,12 @@ DEADLY = 3
 """The bucket before which a receiver dies: by then it has read the first, and holds memory of the trainer's."""
 
 
-def rate(machine: Machine, *, dtype: torch.dtype = torch.float32) -> tuple[float, dict[str, Any]]:
+def rate(machine: Machine, report: Report, *, dtype: torch.dtype = torch.float32) -> None:
     """GB per second to an engine that keeps weights in this type, which is the one they are sent in; it then has them bit by
     bit.
     """
     model, seconds = random_model(machine), []
+    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize / GB
     with engines_of(machine, 1, Kind(dtype=dtype)) as engines:
 
         async def scenario() -> None:
@@ -39,15 +39,16 @@ def rate(machine: Machine, *, dtype: torch.dtype = torch.float32) -> tuple[float
                 await plugin.send(source, version)
                 seconds.append(time.perf_counter() - started)
                 await compare(engines, model, dtype)
+                if version:
+                    report.so_far(size / statistics.median(seconds[1:]), {"gb": size, "first_s": seconds[0]})
             await plugin.close()
 
         asyncio.run(scenario())
-    size = sum(weight.numel() for weight in model.parameters()) * dtype.itemsize / GB
     median = statistics.median(seconds[1:])
-    return size / median, {"gb": size, "seconds": median, "first_s": seconds[0]}
+    report(size / median, {"gb": size, "seconds": median, "first_s": seconds[0]})
 
 
-def killed(machine: Machine) -> tuple[float, dict[str, Any]]:
+def killed(machine: Machine, report: Report) -> None:
     """Seconds from the death of a receiver until the sync fails and names it; then the other engine is synced alone."""
     model, times = random_model(machine), []
     before = held_bytes(machine)
@@ -79,7 +80,7 @@ def killed(machine: Machine) -> tuple[float, dict[str, Any]]:
 
         asyncio.run(scenario())
     gc.collect()
-    return times[1] - times[0], {"held_afterwards_mb": (held_bytes(machine) - before) / 1e6}
+    report(times[1] - times[0], {"held_afterwards_mb": (held_bytes(machine) - before) / 1e6})
 
 
 async def _connected(machine: Machine, engines: list[EngineProcess]) -> IPC:

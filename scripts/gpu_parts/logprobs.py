@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpu_parts.machine import GB, Machine, watched
+from gpu_parts.kernels import chosen
+from gpu_parts.machine import GB, Machine, Report, Skipped, watched
 from rlhf_host.models.logprobs import token_logprobs
+from rlhf_host.protocols import Use
 
 
-def memory(machine: Machine) -> tuple[float, dict[str, Any]]:
+def memory(machine: Machine, report: Report) -> None:
     """GB beyond the hidden states of 16k tokens, the head, and the gradients of both."""
     hidden, weight, targets = _head(machine, machine.size(2048, 32))
     with watched(machine) as watch:
@@ -28,25 +30,23 @@ def memory(machine: Machine) -> tuple[float, dict[str, Any]]:
         gap = float((whole.gather(1, targets[few, None])[:, 0] - logprobs[few]).abs().max())
     if not gap <= 0.1:
         raise RuntimeError(f"log-probabilities are off by {gap:.2g}")
-    return max(0, watch.peak_bytes - gradients) / GB, {
+    details = {
         "with_gradients_gb": watch.peak_bytes / GB,
         "full_logits_gb": 4 * len(hidden) * len(weight) / GB,
         "seconds": watch.seconds,
         "largest_gap": gap,
     }
+    report(max(0, watch.peak_bytes - gradients) / GB, details)
 
 
-def speed(machine: Machine) -> tuple[float, dict[str, Any]]:
+def speed(machine: Machine, report: Report) -> None:
     """Seconds of the head of a model of 7B, forward and backward, over those of its matrix products alone: logits, the same again
-    in the backward pass, and the gradients of hidden states and head.
+    in the backward pass, and the gradients of hidden states and head. With the entropy, which is a metric, and without it; with
+    logits that are kept; and with the kernels triton.
     """
     hidden, weight, targets = _head(machine, machine.size(3584, 32))
     states, low = hidden.detach(), weight.detach().to(torch.bfloat16)
     logits = states.new_empty(len(states), len(low))
-
-    def head() -> None:
-        _logprobs(hidden, weight, targets).sum().backward()
-        hidden.grad = weight.grad = None
 
     def products() -> None:
         for _ in range(2):
@@ -54,9 +54,21 @@ def speed(machine: Machine) -> tuple[float, dict[str, Any]]:
         torch.mm(logits, low)
         torch.mm(logits.t(), states)
 
-    seconds = {"head_s": _median(machine, head), "products_s": _median(machine, products)}
-    tflops = 8 * logits.numel() * states.shape[1] / seconds["products_s"] / 1e12
-    return seconds["head_s"] / seconds["products_s"], {**seconds, "products_tflops": tflops}
+    products_s = _median(machine, products)
+    tflops = 8 * logits.numel() * states.shape[1] / products_s / 1e12
+
+    def measured(figure: str, **settings: Any) -> None:
+        def head() -> None:
+            _logprobs(hidden, weight, targets, **settings).sum().backward()
+            hidden.grad = weight.grad = None
+
+        head_s = _median(machine, head)
+        report(head_s / products_s, {"head_s": head_s, "products_s": products_s, "products_tflops": tflops}, figure)
+
+    measured("logits")
+    measured("logits-alone", with_entropy=False)
+    measured("logits-kept", chunk_tokens=len(hidden))
+    measured("logits-triton", function=_function_of("triton", machine))
 
 
 def _head(machine: Machine, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,9 +80,32 @@ def _head(machine: Machine, width: int) -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(vocabulary, (tokens,), device=machine.device)
 
 
-def _logprobs(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """As training computes them: with the entropy, which is a metric."""
-    return token_logprobs(hidden, weight, None, targets, compute_dtype=torch.bfloat16, with_entropy=True)[0]
+def _function_of(name: str, machine: Machine) -> Any:
+    """The function of heads of an installed package's kernels, compared with the host's own."""
+    kernels = chosen(name)
+    if not hasattr(kernels, "token_logprobs"):
+        raise Skipped("kernels compute no log-probabilities in this version of the host")
+    function = kernels.token_logprobs(Use(purpose="train", device=machine.device, dtype=torch.float32, autocast=torch.bfloat16))
+    if function is token_logprobs:
+        raise (Skipped if machine.dry else RuntimeError)(
+            "; ".join(kernels.reports) or f"kernels {name!r} have no such function"
+        )
+    return function
+
+
+def _logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    function: Any = token_logprobs,
+    with_entropy: bool = True,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """As training computes them."""
+    settings = {"compute_dtype": torch.bfloat16, "with_entropy": with_entropy, "chunk_tokens": chunk_tokens}
+    logprobs: Tensor = function(hidden, weight, None, targets, **settings)[0]
+    return logprobs
 
 
 def _median(machine: Machine, run: Callable[[], None]) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,15 +18,42 @@ from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.plugins.discovery import discover
+from rlhf_host.protocols import Kernels
 from rlhf_host.records.tensors import Experience
 from rlhf_host.training.role import Role
 from rlhf_host.training.worker import Worker
 
 GB = 1e9
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Skipped(Exception):
     """Why a part cannot be measured here."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value of a figure."""
+
+    value: float
+    details: dict[str, Any]
+    figure: str = ""
+    """Which of the part's figures; empty: its only one."""
+    partial: bool = False
+    """More repetitions come: the value stands for the figure only if the part is cut before the next reading."""
+
+
+class Report:
+    """What a part calls with each of its figures, and after each repetition with what it has so far."""
+
+    def __init__(self, take: Callable[[Reading], None]):
+        self._take = take
+
+    def __call__(self, value: float, details: Mapping[str, Any] = EMPTY, figure: str = "") -> None:
+        self._take(Reading(float(value), dict(details), figure))
+
+    def so_far(self, value: float, details: Mapping[str, Any] = EMPTY, figure: str = "") -> None:
+        self._take(Reading(float(value), dict(details), figure, partial=True))
 
 
 def require(distribution: str) -> None:
@@ -43,6 +71,10 @@ class Machine:
     """Of dense bfloat16 matrix products, by the datasheet."""
     peer_python: str | None = None
     """Python of an environment with ``trl``."""
+    rounds: int = 2
+    """Runs of each side of a comparison with TRL."""
+    steps: int = 5
+    """Steps of each of these runs."""
 
     @property
     def device(self) -> torch.device:
@@ -102,14 +134,21 @@ def random_rows(model: Any, count: int, prompt: int, completion: int, *, group: 
     return rows
 
 
-def worker_of(model: Any, settings: TrainConfig, backend: Any = None) -> Worker:
-    """The host's own worker with this model as its actor, trained by REINFORCE; ``backend``: default ``torch``."""
+def worker_of(model: Any, settings: TrainConfig, backend: Any = None, kernels: Kernels | None = None, **actor: Any) -> Worker:
+    """The host's own worker with this model as its actor, trained by REINFORCE.
+
+    Args:
+        backend: default ``torch``.
+        kernels: default: the plain path.
+        actor: further settings of the role.
+    """
     role = Role.of(
         "actor",
         model,
         settings,
+        kernels=kernels,
         backend=backend or Torch(Torch.Options()),
-        settings=RoleConfig(lr=1e-6),
+        settings=RoleConfig(lr=1e-6, **actor),
         total_updates=1000,
         ranks=OneProcess(),
     )

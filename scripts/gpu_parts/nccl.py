@@ -11,12 +11,11 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
 
 import torch
 
 from gpu_parts.engine_process import Kind, compare, engines_of, targets_of
-from gpu_parts.machine import Machine, Skipped, finish, random_model, random_rows, update, worker_of
+from gpu_parts.machine import Machine, Report, Skipped, finish, random_model, random_rows, update, worker_of
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.distributed.sync.plugin import Broadcast
@@ -33,14 +32,14 @@ SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 """Environment variable by which newer versions of NCCL allow several ranks on one GPU."""
 
 
-def forming(machine: Machine) -> tuple[float, dict[str, Any]]:
+def forming(machine: Machine, report: Report) -> None:
     """The receiver dies in the first sync, before its first broadcast: NCCL forms a communicator then, and the trainer waits for
     the other end. One GPU is enough, because NCCL never sees the receiver.
     """
-    return _killed(machine, sync=0, bucket=0, gpu=0)
+    _killed(machine, report, sync=0, bucket=0, gpu=0)
 
 
-def abort(machine: Machine) -> tuple[float, dict[str, Any]]:
+def abort(machine: Machine, report: Report) -> None:
     """The receiver dies in the middle of the second sync, so that the trainer's broadcast waits for it.
 
     Raises:
@@ -49,10 +48,10 @@ def abort(machine: Machine) -> tuple[float, dict[str, Any]]:
     several = torch.cuda.device_count() > 1
     if not machine.dry and not several and os.environ.get(SHARED_GPU) != "1":
         raise Skipped(f"NCCL refuses two ranks on one GPU: it needs two GPUs, or a version of NCCL that knows {SHARED_GPU}=1")
-    return _killed(machine, sync=1, bucket=DEADLY, gpu=int(several))
+    _killed(machine, report, sync=1, bucket=DEADLY, gpu=int(several))
 
 
-def _killed(machine: Machine, *, sync: int, bucket: int, gpu: int) -> tuple[float, dict[str, Any]]:
+def _killed(machine: Machine, report: Report, *, sync: int, bucket: int, gpu: int) -> None:
     """Seconds from the death until the trainer has done a step; then a new engine is synced.
 
     Args:
@@ -119,7 +118,7 @@ def _killed(machine: Machine, *, sync: int, bucket: int, gpu: int) -> tuple[floa
 
         asyncio.run(sync_anew())
     died, failed, trained = times
-    return trained - died, {"backend": backend, "sync_failed_s": failed - died, "threads_that_hang": hanging}
+    report(trained - died, {"backend": backend, "sync_failed_s": failed - died, "threads_that_hang": hanging})
 
 
 def _hanging() -> int:

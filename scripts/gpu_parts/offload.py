@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from typing import Any
 
 import torch
 
-from gpu_parts.machine import GB, Machine, Skipped, held_bytes, random_model, random_rows, update, watched, worker_of
+from gpu_parts.machine import GB, Machine, Report, Skipped, held_bytes, random_model, random_rows, update, watched, worker_of
 from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.distributed.split.parking import Parking
 
 
-def freed(machine: Machine) -> tuple[float, dict[str, Any]]:
+def freed(machine: Machine, report: Report) -> None:
     """Part of weights and optimizer state that ``offload`` frees, with DeepSpeed where it is installed, else with torch."""
     with_deepspeed = not machine.dry and importlib.util.find_spec("deepspeed") is not None
     plugin = DeepSpeed(DeepSpeed.Options(zero_stage=2)) if with_deepspeed else Torch(Torch.Options())
@@ -42,10 +41,10 @@ def freed(machine: Machine) -> tuple[float, dict[str, Any]]:
     if moved <= 0:
         raise Skipped(f"the backend {name} moved nothing: only DeepSpeed's does, on a GPU")
     seconds = {"offload_s": away.seconds, "offload_again_s": again.seconds, "reload_s": back.seconds}
-    return moved / (before - empty), {"backend": name, "gb": moved / GB, **seconds}
+    report(moved / (before - empty), {"backend": name, "gb": moved / GB, **seconds})
 
 
-def rate(machine: Machine) -> tuple[float, dict[str, Any]]:
+def rate(machine: Machine, report: Report) -> None:
     """GB per second between the GPU and pinned host memory, the slower way, by the code that a backend's ``offload`` uses; its
     buffers are there. The weights must come back unchanged.
     """
@@ -64,4 +63,4 @@ def rate(machine: Machine) -> tuple[float, dict[str, Any]]:
     if not all(torch.equal(before, weight.detach().cpu()) for before, weight in zip(saved, weights, strict=True)):
         raise RuntimeError("the weights that came back are others")
     rates = {"away_gb_per_s": size / statistics.median(away[1:]), "back_gb_per_s": size / statistics.median(back[1:])}
-    return min(rates.values()), {"gb": size, **rates, "first_away_s": away[0]}
+    report(min(rates.values()), {"gb": size, **rates, "first_away_s": away[0]})

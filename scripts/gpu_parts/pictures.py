@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import rlhf_host
-from gpu_parts.machine import GB, SIZES, TINY, Machine, require
+from gpu_parts.machine import GB, SIZES, TINY, Machine, Report, require
 from gpu_parts.sampling import SPREAD
 from gpu_parts.throughput import median_pass
 from rlhf_host.models.passes import Passes
@@ -41,7 +41,7 @@ class Reader:
         return dict(self._processor([picture.load() for picture in pictures], return_tensors="pt"))
 
 
-def gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
+def gradient(machine: Machine, report: Report) -> None:
     """Relative distance of the gradient from plain transformers' in float32, of the tower or of the decoder, whichever is larger:
     a group with a picture in its prompt, and another in each answer, as a tool brings it.
     """
@@ -57,10 +57,10 @@ def gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
         ours, theirs = (torch.cat([each[name] for name in names]) for each in (own, plain))
         distances[name] = float((ours - theirs).norm() / theirs.norm())
     gap = float((found - expected).detach().abs().max())
-    return max(distances.values()), {**distances, "largest_gap": gap, "picture_tokens": group.picture_tokens}
+    report(max(distances.values()), {**distances, "largest_gap": gap, "picture_tokens": group.picture_tokens})
 
 
-def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
+def gain(machine: Machine, report: Report) -> None:
     """Seconds of forward and backward of plain transformers, whose tower sees the picture once for every answer, over those of
     the host; in bfloat16, with gradient checkpointing.
     """
@@ -79,10 +79,10 @@ def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
     for name, way in ways.items():
         seconds[name], peak = median_pass(machine, model, lambda way=way: group.backward(way()), machine.size(4, 2))
         details |= {f"{name}_s": seconds[name], f"{name}_peak_gb": peak / GB}
-    return seconds["plain"] / seconds["shared"], details
+    report(seconds["plain"] / seconds["shared"], details)
 
 
-def learns(machine: Machine) -> tuple[float, dict[str, Any]]:
+def learns(machine: Machine, report: Report) -> None:
     """Share of right held-out answers after 60 steps of RLOO on drawn pictures. Details have the largest gap of a token's
     log-probability between sampler and trainer.
     """
@@ -115,7 +115,7 @@ def learns(machine: Machine) -> tuple[float, dict[str, Any]]:
         )
         metrics = run.metrics
     curve = [row["eval/reward/mean"] for row in metrics if "eval/reward/mean" in row]
-    return curve[-1], {"curve": curve, "mismatch_max": max(row.get("mismatch/max", 0.0) for row in metrics)}
+    report(curve[-1], {"curve": curve, "mismatch_max": max(row.get("mismatch/max", 0.0) for row in metrics)})
 
 
 def right(completion: str, label: str) -> float:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gpu_parts.machine import GB, Machine, Skipped, random_model, random_rows, watched
+from gpu_parts.machine import GB, Machine, Report, Skipped, random_model, random_rows, watched
 from gpu_parts.throughput import backward, median_backward
 from rlhf_host.models.passes import Passes
 from rlhf_host.records.tensors import Experience
@@ -18,27 +18,27 @@ MANY_ROWS = (512, 8, 256), (1024, 16, 64), (1024, 64, 16)
 """Prompt, completions, tokens of each: attention gathers up to 32 times the tokens of the line."""
 
 
-def gain(machine: Machine) -> tuple[float, dict[str, Any]]:
+def gain(machine: Machine, report: Report) -> None:
     """Seconds of forward and backward without sharing over those with it, in bfloat16."""
     model = random_model(machine)
     rows, seconds, details = _group(machine, model), {}, {}
     for shared in SETTINGS:
         seconds[shared], peak = median_backward(machine, Passes(model, shared_prefix=shared, autocast=torch.bfloat16), rows)
         details |= {f"{shared}_s": seconds[shared], f"{shared}_peak_gb": peak / GB}
-    return seconds["off"] / seconds["on"], details
+    report(seconds["off"] / seconds["on"], details)
 
 
-def gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
+def gradient(machine: Machine, report: Report) -> None:
     """Relative distance of the two gradients, in float32."""
     model = random_model(machine, layers=4)
     rows, gradients = _group(machine, model), []
     for shared in SETTINGS:
         gradients.append(_gradient(Passes(model, shared_prefix=shared), rows))
     padded, shared_one = gradients
-    return float((shared_one - padded).norm() / padded.norm()), {"norm": float(padded.norm())}
+    report((shared_one - padded).norm() / padded.norm(), {"norm": float(padded.norm())})
 
 
-def flex_gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
+def flex_gradient(machine: Machine, report: Report) -> None:
     """Relative distance of the gradient by FlexAttention from the one of attention that gathers rows, in float32."""
     model = random_model(machine, layers=4)
     rows, gradients = _group(machine, model), []
@@ -47,10 +47,10 @@ def flex_gradient(machine: Machine) -> tuple[float, dict[str, Any]]:
         gradients.append(_gradient(Passes(model, shared_prefix="on"), rows))
     _refuse_dry(machine)
     gathered, flexible = gradients
-    return float((flexible - gathered).norm() / gathered.norm()), {"norm": float(gathered.norm())}
+    report((flexible - gathered).norm() / gathered.norm(), {"norm": float(gathered.norm())})
 
 
-def flex_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
+def flex_gain(machine: Machine, report: Report) -> None:
     """Seconds of forward and backward of attention that gathers rows over those of FlexAttention, in bfloat16: a long prompt with
     many short completions.
     """
@@ -63,7 +63,7 @@ def flex_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
         details |= {f"{kernel}_s": seconds[kernel], f"{kernel}_peak_gb": peak / GB}
     _refuse_dry(machine)
     gathered, flexible = (seconds[kernel] for kernel in KERNELS)
-    return gathered / flexible, details
+    report(gathered / flexible, details)
 
 
 def _gradient(passes: Passes, rows: Experience) -> Tensor:
@@ -82,7 +82,7 @@ def _refuse_dry(machine: Machine) -> None:
         raise Skipped("FlexAttention has no backward pass on CPUs")
 
 
-def budget(machine: Machine) -> tuple[float, dict[str, Any]]:
+def budget(machine: Machine, report: Report) -> None:
     """Peak of memory per token of the budget in lines that share prompts, over that in padded rows of the same cost: the largest
     of three shapes, with and without gradient checkpointing. The vocabulary is small, so that the head needs little.
     """
@@ -105,9 +105,10 @@ def budget(machine: Machine) -> tuple[float, dict[str, Any]]:
             ratios.append(peaks[0] / max(1, peaks[1]))
             name = "×".join(map(str, shape)) + (" checkpointing" if checkpointing else "")
             details[name] = {"ratio": ratios[-1], "cost": cost, "kb_per_token": [peak / 1e3 for peak in peaks]}
+            report.so_far(max(ratios), details)
     if machine.dry:
         raise Skipped("memory is not measured on a CPU")
-    return max(ratios), details
+    report(max(ratios), details)
 
 
 def _cost(passes: Passes, rows: Experience) -> int:

@@ -15,11 +15,11 @@ from rlhf_authoring.models import write_tiny_model
 from safetensors.torch import load_file
 
 import rlhf_host
-from gpu_parts.machine import GB, Machine, require
+from gpu_parts.machine import GB, Machine, Report, require
 from rlhf_host.plugins.discovery import HOST
 
 
-def growth(machine: Machine) -> tuple[float, dict[str, Any]]:
+def growth(machine: Machine, report: Report) -> None:
     """Growth of the memory that torch has reserved, over the second half of the steps, relative; answers of any length."""
     steps, reserved = machine.size(50, 4), []
 
@@ -27,6 +27,8 @@ def growth(machine: Machine) -> tuple[float, dict[str, Any]]:
         @rlhf_host.hookimpl
         def step_finished(self, step: int) -> None:
             reserved.append(torch.cuda.memory_reserved())
+            if len(reserved) % 10 == 0:
+                report.so_far(*_growth(reserved))
 
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(
@@ -35,11 +37,10 @@ def growth(machine: Machine) -> tuple[float, dict[str, Any]]:
         new, prompts = machine.size(128, 8), machine.size(16, 2)
         settings = {"extensions": {"watch": Watch()}, "rollout.max_new_tokens": new, "checkpoint.final": False}
         _train(machine, model, Path(folder, "run"), steps, prompts, **settings)
-    middle, last = reserved[steps // 2 - 1], reserved[-1]
-    return (last - middle) / max(1, middle), {"steps": len(reserved), "reserved_gb": [value / GB for value in reserved]}
+    report(*_growth(reserved))
 
 
-def resume(machine: Machine) -> tuple[float, dict[str, Any]]:
+def resume(machine: Machine, report: Report) -> None:
     """Largest difference of a weight between a resumed run and a whole one, beyond twice that of two whole runs."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -67,7 +68,12 @@ def resume(machine: Machine) -> tuple[float, dict[str, Any]]:
     finally:
         torch.use_deterministic_algorithms(False)
     details = {"resumed": gaps[0], "whole_again": gaps[1], "moved": _gap(start, end)}
-    return max(0.0, gaps[0] - 2 * gaps[1]), details
+    report(max(0.0, gaps[0] - 2 * gaps[1]), details)
+
+
+def _growth(reserved: list[int]) -> tuple[float, dict[str, Any]]:
+    middle, last = reserved[len(reserved) // 2 - 1], reserved[-1]
+    return (last - middle) / max(1, middle), {"steps": len(reserved), "reserved_gb": [value / GB for value in reserved]}
 
 
 def letters(text: str, label: str) -> float:

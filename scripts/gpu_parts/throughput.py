@@ -1,65 +1,93 @@
-"""The share of the GPU's peak that an optimizer batch uses, in micro-batches of 16k tokens, and what Liger's kernels save."""
+"""The share of the GPU's peak that an optimizer batch uses, in micro-batches of 16k tokens."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
-from gpu_parts.machine import GB, Machine, Skipped, random_model, random_rows, require, update, watched, worker_of
+from gpu_parts.machine import GB, Machine, Report, Skipped, random_model, random_rows, update, watched, worker_of
+from rlhf_host.backends.torch import Torch
 from rlhf_host.config.schema import TrainConfig
-from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.models.passes import Passes
+from rlhf_host.protocols import BackendTraits
 from rlhf_host.records.tensors import Experience
 from rlhf_host.training.role import rows_of
 
 
-def mfu(machine: Machine, size: str, checkpointing: bool) -> tuple[float, dict[str, Any]]:
+@dataclass(frozen=True)
+class Way:
+    """How a model is trained; by default the plain path with float32 weights, and every layer computed again."""
+
+    kernels: str | None = None
+    """Name of an installed package's kernels."""
+    weights: Literal["own", "autocast", "bfloat16"] = "own"
+    """What products in bfloat16 read: what the backend makes of weights in float32; these under autocast; or weights and optimizer
+    are in bfloat16, which loses small updates and is there for its time alone.
+    """
+    checkpointed: float = 1.0
+    """Share of the layers that the backward pass computes again."""
+
+
+def mfu(machine: Machine, report: Report, *, size: str, way: Way = Way()) -> None:
     """Floating-point operations that forward and backward need, per second, over the peak; recomputed ones do not count."""
-    model = random_model(machine, size)
-    if checkpointing:  # as the host's loader does
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    from gpu_parts.kernels import chosen, refuse_unused
+
+    kernels = chosen(way.kernels) if way.kernels else None
+    model = random_model(machine, size).to(torch.bfloat16 if way.weights == "bfloat16" else torch.float32)
+    _checkpoint(model, way.checkpointed)
     prompt, completion, count = machine.size(256, 8), machine.size(1792, 24), machine.size(32, 8)
-    tokens = machine.size(16384, 64)
-    worker = worker_of(model, TrainConfig(max_tokens_per_microbatch=tokens, autocast="bfloat16", shared_prefix="off"))
+    settings = TrainConfig(
+        max_tokens_per_microbatch=machine.size(16384, 64),
+        autocast="off" if way.weights == "bfloat16" else "bfloat16",
+        shared_prefix="off",
+    )
+    worker = worker_of(model, settings, _UnderAutocast(Torch.Options()) if way.weights == "autocast" else None, kernels)
     rows = random_rows(model, count, prompt, completion)
-    seconds: list[float] = []
-    for number in range(machine.size(6, 2)):
+    flops, seconds = count * row_flops(model, prompt, completion), list[float]()
+    for number in range(machine.size(4, 2)):
         with watched(machine) as watch:
             update(worker, rows)
-        if number:
-            seconds.append(watch.seconds)
-    median = statistics.median(seconds)
-    flops = count * row_flops(model, prompt, completion)
-    return flops / median / machine.peak_tflops / 1e12, {
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "tokens_per_s": count * (prompt + completion) / median,
-        "step_s": median,
-        "tflops": flops / median / 1e12,
-        "peak_gb": watch.peak_bytes / GB,
-        "gradient_checkpointing": checkpointing,
-    }
+        if not number:
+            continue
+        seconds.append(watch.seconds)
+        median = statistics.median(seconds)
+        details = {
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "tokens_per_s": count * (prompt + completion) / median,
+            "step_s": median,
+            "tflops": flops / median / 1e12,
+            "peak_gb": watch.peak_bytes / GB,
+            "checkpointed_layers": sum(layer.gradient_checkpointing for layer in model.model.layers),
+            "weights": str(next(model.parameters()).dtype),
+            "repetitions": len(seconds),
+        }
+        report.so_far(flops / median / machine.peak_tflops / 1e12, details)
+    if kernels is not None:
+        refuse_unused(machine, kernels)
+        details["reports"] = kernels.reports
+    report(flops / median / machine.peak_tflops / 1e12, details)
 
 
-def liger_gain(machine: Machine) -> tuple[float, dict[str, Any]]:
-    """Seconds of forward and backward without kernels over those with Liger's, which the host chose after its comparison."""
-    require("rlhf-kernels-liger")
-    from rlhf_kernels_liger import LigerKernels, Options
+class _UnderAutocast(Torch):
+    """The backend ``torch`` as one that has no masters, so that weights stay in float32."""
 
-    model = random_model(machine)
-    rows = random_rows(model, 8, machine.size(256, 8), machine.size(1792, 24))
-    liger: Any = LigerKernels(Options())
-    kernels = liger.choose([("liger", liger)], PlainKernels())
-    seconds, details = {}, {}
-    for name, chosen in (("plain", None), ("liger", kernels)):
-        passes = Passes(model, kernels=chosen, shared_prefix="off", autocast=torch.bfloat16)
-        seconds[name], peak = median_backward(machine, passes, rows)
-        details |= {f"{name}_s": seconds[name], f"{name}_peak_gb": peak / GB}
-    if not any("are used" in line for line in kernels.reports):
-        raise Skipped("; ".join(kernels.reports))
-    return seconds["plain"] / seconds["liger"], {**details, "reports": kernels.reports}
+    @property
+    def traits(self) -> BackendTraits:
+        traits = super().traits
+        if not getattr(traits, "masters", False):
+            raise Skipped("weights are in float32 under autocast here in any case")
+        return replace(traits, masters=False)
+
+
+def _checkpoint(model: Any, share: float) -> None:
+    """Recompute this share of the layers in the backward pass, spread evenly."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # as the host's loader does
+    for number, layer in enumerate(model.model.layers):
+        layer.gradient_checkpointing = int((number + 1) * share) > int(number * share)
 
 
 def median_backward(machine: Machine, passes: Passes, rows: Experience) -> tuple[float, int]:
