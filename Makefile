@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -10,6 +10,9 @@ CONSTRAINTS ?= constraints/cpu.txt
 WORKERS ?= 2
 # How long make test-reached may take.
 SECONDS ?= 1500
+# Where make gpu-figures finds torch, and how long it may take.
+GPU_PYTHON ?= python3
+GPU_SECONDS ?= 600
 
 VENV := .venv
 PROJECTS := pyproject.toml $(sort $(wildcard plugins/*/*/pyproject.toml))
@@ -76,6 +79,10 @@ durations: setup-distributed ## run all tests, and record the seconds of each fi
 # While the tests run: one block of text, not lines among theirs. A failure fails `make test` too.
 lint-report:
 	@report=$$($(MAKE) --no-print-directory lint 2>&1); code=$$?; printf '\n%s\n' "$$report"; exit $$code
+
+# In the environment that has torch for this GPU, not in .venv, whose torch is for CPUs.
+gpu-figures: ## measure this machine's GPU for GPU_SECONDS, 600 by default: gpu-figures.json, a file to send
+	$(GPU_PYTHON) scripts/gpu_accept.py --seconds $(GPU_SECONDS) --results gpu-figures.json
 
 wheels: setup ## build the host and all plugins into dist/, for pip install --find-links dist NAME elsewhere
 	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist \

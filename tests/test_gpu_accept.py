@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlhf_host.distributed.sync.process_group import GroupSender
 from rlhf_host.distributed.sync.remote import OtherEndGone
@@ -238,6 +242,32 @@ def test_without_a_peer_trl_is_skipped(script: ModuleType, accept: Any, monkeypa
     assert result["skipped"] == "it needs trl, installed here or in the environment of --peer-python"
 
 
+def test_a_model_for_both_sides_is_written_once_in_16_bits_and_has_an_end_for_one(script: ModuleType, tmp_path: Path) -> None:
+    benchmark = importlib.import_module("gpu_parts.against_trl")._benchmark()
+    case = dataclasses.replace(benchmark.CASES["1b-prompts"], size=(32, 2, 4), steps=2)
+    inputs = benchmark.prepare(case, tmp_path, None)
+    peer, ours = inputs["peer"], inputs["ours"]
+    weights = load_file(peer / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert inputs["parameters"] == sum(weight.numel() for weight in weights.values())
+    assert (ours / "model.safetensors").resolve() == (peer / "model.safetensors").resolve()
+    ends = [json.loads((folder / "generation_config.json").read_text()).get("eos_token_id") for folder in (peer, ours)]
+    assert ends == [2, None]
+    assert inputs["prompt_tokens"] >= case.prompt
+    config = json.loads((ours / "config.json").read_text())
+    assert config["max_position_embeddings"] >= inputs["prompt_tokens"] + case.new_tokens
+    assert (config["hidden_size"], config["head_dim"], config["num_hidden_layers"]) == (32, 8, 2)
+
+
+def test_a_peer_that_sampled_less_is_no_peer(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's answers may end early where they should not, as under continuous batching without a least length."""
+    benchmark = importlib.import_module("gpu_parts.against_trl")._benchmark()
+    monkeypatch.setattr(benchmark, "run_peer", lambda *_: {"seconds": [1.0], "tokens": [15]})
+    options = argparse.Namespace(device="cpu", vllm=False, continuous_batching=True, liger=False, peer_python="", threads=1)
+    with pytest.raises(SystemExit, match=r"TRL sampled \[15\] tokens in its steps, not 16 in each"):
+        benchmark.peer_run(benchmark.CASES["smoke"], {"peer": "", "data": ""}, options)
+
+
 SERVER = """
 import json, os, sys, time
 def say(**line): print(json.dumps(line), flush=True)
@@ -250,7 +280,7 @@ for name in map(str.strip, sys.stdin):
         time.sleep(60)
     if name == "dies":
         os._exit(3)
-    say(**line, value=3.0)
+    say(**line | ({"ok": False, "error": "an error of CUDA"} if name == "fails" else {}), value=3.0)
     say(end=name, held_gb=2.0 if name == "heavy" else 0.0)
 """
 """A process that measures, without torch."""
@@ -267,29 +297,30 @@ def stand_in(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_part_whose_time_is_over_ends_and_has_its_latest_partial_value(
     script: ModuleType, stand_in: Any, accept: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "LONGEST_S", 2.0)
+    monkeypatch.setattr(script, "LONGEST_S", 1.0)
     stand_in(part_of(script, None, "slow", "done", "never", process="models"), part_of(script, None, "next", process="models"))
     code, results = accept("--dry")
     slow, done, never, following = (
         {each["part"]: each for each in results}[name] for name in ("slow", "done", "never", "next")
     )
-    assert (slow["value"], slow["ok"], slow["partial"], slow["cut"]) == (2.0, True, True, "after 2 s")
+    assert (slow["value"], slow["ok"], slow["partial"], slow["cut"]) == (2.0, True, True, "after 1 s")
     assert (done["value"], "partial" in done) == (4.0, False), "it was there before"
-    assert (never["value"], never["ok"], never["error"]) == (None, False, "not done after 2 s")
+    assert (never["value"], never["ok"], never["error"]) == (None, False, "not done after 1 s")
     assert (following["value"], following["details"]["process"] != slow["details"]["process"]) == (3.0, True)
     assert code == 1
     assert "by a partial value: slow" in script.summary(results, False)
 
 
-def test_parts_share_a_process_until_one_leaves_memory_or_dies(script: ModuleType, stand_in: Any, accept: Any) -> None:
-    names = ("a", "b", "heavy", "c", "dies", "d")
+def test_parts_share_a_process_until_one_leaves_memory_fails_or_dies(script: ModuleType, stand_in: Any, accept: Any) -> None:
+    names = ("a", "b", "heavy", "c", "fails", "d", "dies", "e")
     shared = [part_of(script, None, name, process="models") for name in names]
     stand_in(*shared, part_of(script, None, "own"), part_of(script, None, "own2"))
     _, results = accept("--dry")
     processes = {result["part"]: result["details"]["process"] for result in results}
     assert processes["a"] == processes["b"] == processes["heavy"]
-    assert processes["c"] == processes["dies"]
-    assert len({processes[name] for name in ("a", "c", "d", "own", "own2")}) == 5
+    assert processes["c"] == processes["fails"]
+    assert processes["d"] == processes["dies"]
+    assert len({processes[name] for name in ("a", "c", "d", "e", "own", "own2")}) == 6
     (dead,) = (result for result in results if result["part"] == "dies")
     assert (dead["value"], dead["ok"], dead["partial"], dead["error"]) == (1.0, False, True, "its process ended with 3")
 
@@ -344,20 +375,34 @@ def test_a_call_says_what_it_carries(script: ModuleType, tmp_path: Path) -> None
     assert "and no piece of 0.0 MB, which fits" in lines[2]
 
 
-def test_the_script_of_a_call_gives_it_the_time_that_is_left(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("""#!/bin/sh\necho "$@" >>"$KEEP/said"\necho line\nexit 1\n""")
+def test_the_script_of_a_call_joins_its_pieces_and_gives_the_call_the_time_that_is_left(tmp_path: Path) -> None:
+    python, out, keep, pieces = (tmp_path / name for name in ("python", "out", "keep", "pieces"))
+    python.write_text("""#!/bin/sh
+echo "$@" in $PYTHONPATH >>"$KEEP/said"
+case $1 in
+    *join.py) echo joins; mkdir $3 ;;
+    *) echo line; echo {} >$KEEP/growth.json; exit 1 ;;
+esac
+""")
     python.chmod(0o755)
-    (tmp_path / "pieces/caches/vllm").mkdir(parents=True)
-    out, keep = tmp_path / "out", tmp_path / "keep"
+    (pieces / "caches/vllm").mkdir(parents=True)
+    for name in ("SUMS", "piece-00"):
+        (pieces / name).write_text(name)
     keep.mkdir()
     environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), "OUT": str(out), "KEEP": str(keep), "COMMIT": "c0ffee"}
     for call, code in (("first", 1), ("second", 1), ("fourth", 2)):
-        command = ["bash", str(SCRIPTS / "gpu_calls.sh"), call, str(tmp_path / "pieces")]
-        assert subprocess.run(command, env=environment, capture_output=True).returncode == code
+        command = ["bash", str(SCRIPTS / "gpu_calls.sh"), call, str(pieces)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (code, "line\n" if code == 1 else ""), done.stderr
+    assert "One of the three calls" in done.stderr
+    (site,) = keep.glob("site-*")
     said = (keep / "said").read_text()
-    assert re.search(r"^scripts/gpu_accept.py --call first --seconds 2(60|59) --commit c0ffee$", said, re.M)
-    assert re.search(r"^scripts/gpu_accept.py --call second --seconds 2(90|8\d) --commit c0ffee$", said, re.M)
-    assert f"--part growth --results {keep}/growth.json --commit c0ffee" in said
+    assert said.count(f"scripts/gpu_carry/join.py {keep}/pieces {site}") == 1
+    assert (keep / "pieces/piece-00").read_text() == "piece-00"
+    for call, limit in (("first", r"2(60|5\d)"), ("second", r"2(90|8\d)")):
+        assert re.search(rf"^scripts/gpu_accept.py --commit c0ffee --call {call} --seconds {limit} in {site}$", said, re.M)
+    assert f"--commit c0ffee --part growth --results {keep}/growth.json" in said
     assert (out / "first.jsonl").read_text() == (out / "growth.jsonl").read_text() == "line\n"
+    assert (out / "growth.json").is_file()
     assert (out / "caches/vllm").is_dir()
+    assert (keep / "caches/vllm").is_dir()

@@ -121,8 +121,8 @@ SLOW = {
     ),
     "tests/cli/test_process_rewards.py": ("two_processes", "a process reward model in two processes"),
     "tests/test_gpu_accept.py": (
-        r"\[(trl.*|ipc.*|nccl-.*|vllm-.*|colocated-sync)\]|without_a_peer|never_returns",
-        "parts that start processes, with tiny sizes",
+        r"\[(trl.*|ipc.*|nccl-.*|vllm-.*|mfu-1.5b|mfu-3b-.*)\]|never_returns",
+        "parts that start processes, with tiny sizes, and repetitions of others",
     ),
     "tests/cli/test_push.py": ("refusals|hub_that|damaged", "hubs that refuse or are gone; an upload at every change"),
     "tests/engines/test_transformers_engine.py": (

@@ -33,11 +33,11 @@ def measure(part: Part, machine: Machine, emit: Callable[[Result], None]) -> Non
     """Emit a line for each reading; the last one of a figure counts."""
     started, readings = time.perf_counter(), dict[str, Reading]()
     figures = {figure.name: figure for figure in part.figures}
+    device = "cpu, dry run" if machine.dry else torch.cuda.get_device_name()
 
     def line(name: str, **more: Any) -> Result:
         reading = readings.get(name)
-        about = {"device": "cpu, dry run" if machine.dry else torch.cuda.get_device_name()}
-        about |= {"seconds": round(time.perf_counter() - started, 1)}
+        about = {"device": device, "seconds": round(time.perf_counter() - started, 1)}
         return judged(figures[name], machine.dry, reading) | about | more
 
     def take(reading: Reading) -> None:
@@ -130,7 +130,8 @@ class Apart:
                 return
             result = json.loads(line)
             if END in result:
-                if not part.process or result["held_gb"] > LEFT_GB:
+                # An error of CUDA would be that of all parts that follow.
+                if not part.process or result["held_gb"] > LEFT_GB or any("error" in each for each in latest.values()):
                     self.close()
                 return
             latest[result["part"]] = result

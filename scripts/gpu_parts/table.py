@@ -438,7 +438,7 @@ class Call:
 
 
 CALLS = {
-    "first": Call(("mfu-3b", "mfu-3b-triton", "engine", "logits", "vllm-library", "trl", "kernels-triton"), 260),
+    "first": Call(("mfu-3b", "mfu-3b-triton", "engine", "trl", "logits", "vllm-library", "kernels-triton"), 260),
     "second": Call(("vllm-all", "vllm-bare", "mfu-1.5b", "mfu-3b-16bit", "mfu-3b-all", "ipc-bf16"), 290),
     "third": Call(("trl-vllm", "prefix-gain", "pinned", "mfu-3b-autocast"), 230),
 }
