@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def run_ours(arguments: Sequence[str], run_dir: Path, threads: int, path: Sequen
     environment = {"PYTHONPATH": os.pathsep.join(places), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"rlhf train failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        sys.exit(f"rlhf train failed: {last_error(done.stderr)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["step"] > 0]
 
@@ -40,9 +41,15 @@ def run_peer(python: str, program: str, arguments: Sequence[str], threads: int) 
     command = [python, str(Path(__file__).with_name(program)), *arguments, "--threads", str(threads)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"TRL failed:\n{done.stderr[-3000:]}")
+        sys.exit(f"TRL failed: {last_error(done.stderr)}\n{done.stderr[-3000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def last_error(stderr: str) -> str:
+    """The line of the last exception, or the last line that is not empty."""
+    errors = re.findall(r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*)$", stderr, re.MULTILINE)
+    return (errors or [line for line in stderr.splitlines() if line.strip()] or ["it printed nothing"])[-1].strip()
 
 
 def matmul_gflops(threads: int, size: int = 1024) -> float:

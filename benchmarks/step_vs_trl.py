@@ -146,11 +146,12 @@ def compare(
         return {"ratio": ratio, "trl_s": [round(value, 4) for value in theirs], "trl": peers[-1]["how"], "kernels": results}
 
     for number in range(options.rounds):
-        peers.append(peer_run(case, inputs, options))
         for kernels in rows:
             steps = our_steps(case, inputs, folder / f"run-{number}-{kernels}", options, kernels)
             ours[kernels].append(statistics.median(row["time/step"] for row in steps))
             rows[kernels] += steps
+        peers.append(peer_run(case, inputs, options))
+        for kernels in rows:
             theirs, mine = peers[-1]["seconds"], ours[kernels][-1]
             print(
                 f"{name} round {number + 1}: TRL {theirs:.3f} s, rlhf-host (kernels {kernels}) {mine:.3f} s,"
