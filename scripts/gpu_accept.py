@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -102,7 +103,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="file of results; one of the same commit and device is added to")
     parser.add_argument("--commit", help="of this checkout, for --results, where git cannot say it")
     parser.add_argument("--dry", action="store_true", help="on the CPU with tiny sizes; speed and memory are not judged")
-    parser.add_argument("--pieces", type=Path, help="folder of the pieces that are carried: say with each call how many bytes")
+    parser.add_argument("--pieces", nargs="+", type=Path, default=[], help="folder that each call carries: say how many bytes")
     parser.add_argument("--here", action="store_true", help="in this process and without a time limit, for a debugger")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--peer-python", help="Python of an environment with torch and trl (default: this one, if it has trl)")
@@ -113,8 +114,10 @@ def _options() -> argparse.Namespace:
     for name, least in (("rounds", 1), ("steps", 2), ("seconds", 0)):
         if (value := getattr(options, name)) is not None and not value >= least:
             parser.error(f"--{name}: at least {least}, not {value:g}")
-    if options.pieces is not None and not (options.call and options.pieces.is_dir()):
-        parser.error(f"--pieces goes with --call, and names a folder: {options.pieces}")
+    if len(options.pieces) > len(options.call or ()):
+        parser.error("--pieces: one folder for each --call, in their order")
+    if lacking := [str(folder) for folder in options.pieces if not folder.is_dir()]:
+        parser.error(f"--pieces: {lacking[0]} is no folder")
     options.rounds = options.rounds or (CALL_ROUNDS if options.call else 2)
     options.steps = options.steps or (CALL_STEPS if options.call else 5)
     return options
@@ -130,12 +133,12 @@ def _plans(options: argparse.Namespace) -> list[tuple[list[Part], float, str]]:
     if not options.call:
         return [([part for part in PARTS if part.name in options.part], float("inf"), "")]
     plans = []
-    for call in options.call:
+    for call, pieces in itertools.zip_longest(options.call, options.pieces):
         parts = sorted(
             (part for part in PARTS if part.name in CALLS[call].parts), key=lambda p: CALLS[call].parts.index(p.name)
         )
         limit_s = float("inf") if options.dry else CALLS[call].seconds
-        plans.append((parts, limit_s, carried(call, parts, options.pieces)))
+        plans.append((parts, limit_s, carried(call, parts, pieces)))
     return plans
 
 

@@ -366,13 +366,42 @@ def test_the_file_of_results_is_added_to_by_the_same_commit_and_device_alone(
 
 def test_a_call_says_what_it_carries(script: ModuleType, tmp_path: Path) -> None:
     figures = importlib.import_module("gpu_parts.figures")
-    for name, size in (("piece-aa", 3_000_000), ("piece-ab", 70_000_000)):
-        with open(tmp_path / name, "wb") as piece:
+    for name, size in (("small", 3_000_000), ("large", 70_000_000)):
+        (tmp_path / name).mkdir()
+        with open(tmp_path / name / "piece-00", "wb") as piece:
             piece.truncate(size)
-    lines = [figures.carried(call, script.PARTS[:1], tmp_path) for call in script.CALLS]
-    assert re.search(r"call first: 30 of 260 s .* MB and piece-aa of 3.0 MB, which fits into 67.1 MB", lines[0])
-    assert "and piece-ab of 70.0 MB, which does not fit into 67.1 MB" in lines[1]
-    assert "and no piece of 0.0 MB, which fits" in lines[2]
+        (tmp_path / name / "SUMS").touch()
+    shown, small, large = (
+        figures.carried("first", script.PARTS[:1], folder) for folder in (None, tmp_path / "small", tmp_path / "large")
+    )
+    assert re.fullmatch(r"call first: 30 of 260 s by the estimates; carries a checkout of [\d.]+ MB", shown)
+    assert small == f"{shown} and 2 files of 3.0 MB, which fits into 67.1 MB"
+    assert large == f"{shown} and 2 files of 70.0 MB, which does not fit into 67.1 MB"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--seconds", "nan"), "--seconds: at least 0, not nan"),
+        (("--steps", "1"), "--steps: at least 2, not 1"),
+        (("--rounds", "0"), "--rounds: at least 1, not 0"),
+        (("--pieces", "x"), "--pieces: one folder for each --call, in their order"),
+        (("--call", "first", "--pieces", "x"), "--pieces: x is no folder"),
+        (("--call", "first", "--part", "trl"), "not allowed with argument --call"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(
+    flags: tuple[str, ...],
+    problem: str,
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_accept.py", "--dry", *flags])
+    with pytest.raises(SystemExit) as leaving:
+        script.main()
+    assert leaving.value.code == 2
+    assert problem in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_script_of_a_call_joins_its_pieces_and_gives_the_call_the_time_that_is_left(tmp_path: Path) -> None:

@@ -139,19 +139,16 @@ def outcome(result: Result) -> str:
 
 
 def carried(call: str, parts: Sequence[Part], pieces: Path | None) -> str:
-    """One line about a call: its seconds, and the bytes that it carries."""
+    """One line about a call: its seconds, and the bytes that it carries; ``pieces``: the folder that travels with it."""
     line = f"call {call}: {estimate_s(list(parts)):.0f} of {CALLS[call].seconds:g} s by the estimates"
     checkout = sum(path.stat().st_size for path in files_of(ROOT))
     line += f"; carries a checkout of {checkout / 1e6:.1f} MB"
     if pieces is None:
         return line
-    number = list(CALLS).index(call)
-    found = sorted(pieces.glob("piece-*"))
-    mine = found[number : number + 1] if number + 1 < len(CALLS) else found[number:]
-    size = sum(path.stat().st_size for path in mine)
-    names = ", ".join(path.name for path in mine) or "no piece"
+    files = [path for path in pieces.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
     fits = "fits" if checkout + size <= CARRIED_BYTES else "does not fit"
-    return f"{line} and {names} of {size / 1e6:.1f} MB, which {fits} into {CARRIED_BYTES / 1e6:.1f} MB"
+    return f"{line} and {len(files)} files of {size / 1e6:.1f} MB, which {fits} into {CARRIED_BYTES / 1e6:.1f} MB"
 
 
 def files_of(root: Path) -> list[Path]:
