@@ -22,7 +22,7 @@ from rlhf_authoring.models import write_tiny_model
 
 import rlhf_host
 from rlhf_host.cli.main import main as command_line
-from rlhf_host.models import output_heads
+from rlhf_host.engines import plain_path
 from rlhf_host.training.loop import Loop
 
 HOST = str(Path(rlhf_host.__file__).parent)
@@ -33,7 +33,7 @@ def main() -> None:
     executed: set[tuple[str, str]] = set()
     deepest: list[str] = []
     tracing = False
-    take_step, token_logprobs = Loop._take_step, output_heads.token_logprobs
+    take_step, token_logprobs = Loop._take_step, plain_path.token_logprobs
 
     def note(frame: Any, event: str, argument: Any) -> None:
         if tracing and event == "call" and frame.f_code.co_filename.startswith(HOST):
@@ -57,7 +57,7 @@ def main() -> None:
         deepest = max(deepest, found, key=len)
         return token_logprobs(*arguments, **options)
 
-    Loop._take_step, output_heads.token_logprobs = traced, measured  # type: ignore[method-assign]
+    Loop._take_step, plain_path.token_logprobs = traced, measured  # type: ignore[method-assign]
     threading.setprofile(note)
     sys.setprofile(note)
     with tempfile.TemporaryDirectory() as folder:

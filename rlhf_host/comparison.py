@@ -1,5 +1,5 @@
 """Names for packages that compare what they compute with the plain path, as kernels do: made-up rows, a model's hidden states for
-them, what is wrong with a decoder, and how far results may lie apart. Importing this loads no torch.
+them, log-probabilities of a head, what is wrong with a decoder, and how far results may lie apart. Importing this loads no torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlhf_host.models.layout_check import hidden_states as hidden_states
     from rlhf_host.models.layout_check import random_text as random_text
     from rlhf_host.models.layout_check import structure as structure
+    from rlhf_host.models.logprobs import token_logprobs as token_logprobs
     from rlhf_host.models.precision import without_tf32 as without_tf32
 
 __getattr__, __dir__, __all__ = lazily(__name__)

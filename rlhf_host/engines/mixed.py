@@ -17,7 +17,7 @@ class MixedKernels:
     """
 
     def __init__(self, kernels: Kernels, other: nn.Module, share: float):
-        self.module, self.like = kernels.module, kernels.like
+        self.module, self.like, self.token_logprobs = kernels.module, kernels.like, kernels.token_logprobs
         self._kernels, self._other, self._share = kernels, other, share
 
     def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:

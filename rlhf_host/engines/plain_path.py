@@ -21,11 +21,12 @@ from rlhf_host.models.heads import decoder_of, find_head
 from rlhf_host.models.layout_check import EXACT, FAILURES, ROUGH, SHORTEST, WIDE, distance, random_text, structure
 from rlhf_host.models.layouts import padded_layout, to_device
 from rlhf_host.models.loading import context_length
+from rlhf_host.models.logprobs import token_logprobs
 from rlhf_host.models.pictures import Sight, noise
 from rlhf_host.models.pictures import inputs as pictured_inputs
 from rlhf_host.models.precision import evaluation, in_32_bits, without_tf32
 from rlhf_host.phases import slow_phase
-from rlhf_host.protocols import Decoder, Use
+from rlhf_host.protocols import Decoder, TokenLogprobs, Use
 from rlhf_host.records.pictures import Pictured, shown_in
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ class PlainKernels:
     def like(self, probe: nn.Module, model: nn.Module, use: Use) -> tuple[nn.Module, nn.Module]:
         """Returns both."""
         return probe, model
+
+    def token_logprobs(self, use: Use) -> TokenLogprobs:
+        """Returns the host's own."""
+        return token_logprobs
 
     def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:
         """Returns a decoder for rows of up to ``longest`` tokens: the plain one, or one with the model's own cache.

@@ -9,6 +9,7 @@ from torch import nn
 
 from rlhf_host.errors import UserError, first_line
 from rlhf_host.models.heads import find_head, scalar_head
+from rlhf_host.models.logprobs import token_logprobs
 from rlhf_host.models.output_heads import LanguageHead, ScalarHead
 from rlhf_host.models.precision import evaluation
 from rlhf_host.protocols import Kernels, Use
@@ -32,10 +33,10 @@ def examine(
         compute = twin = model if kernels is None else kernels.module(model, use)
     else:
         twin, compute = (probe, model) if kernels is None else kernels.like(probe, model, use)
-    return compute, _head(model, examined, use), {compute: twin, model: examined}
+    return compute, _head(model, examined, use, kernels), {compute: twin, model: examined}
 
 
-def _head(model: Any, examined: Any, use: Use) -> ScalarHead | LanguageHead:
+def _head(model: Any, examined: Any, use: Use, kernels: Kernels | None) -> ScalarHead | LanguageHead:
     if (linear := scalar_head(model)) is not None:
         return ScalarHead(linear)
     with torch.no_grad(), evaluation(examined), torch.autocast(use.device.type, use.autocast, use.autocast is not None):
@@ -48,4 +49,7 @@ def _head(model: Any, examined: Any, use: Use) -> ScalarHead | LanguageHead:
             raise UserError(
                 f"{name} does not run over plain rows of tokens: {type(error).__name__}: {first_line(error)}"
             ) from error
-    return LanguageHead(found and found.of(model.get_output_embeddings()), use.autocast)
+    if found is None:
+        return LanguageHead(None, use.autocast)
+    logprobs = token_logprobs if kernels is None else kernels.token_logprobs(use)
+    return LanguageHead(found.of(model.get_output_embeddings()), use.autocast, logprobs)

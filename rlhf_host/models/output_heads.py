@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlhf_host.models.heads import Head
 from rlhf_host.models.layouts import Line
 from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
-from rlhf_host.protocols import Tensors
+from rlhf_host.protocols import Tensors, TokenLogprobs
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Outputs, TopK
 
 
@@ -63,18 +63,19 @@ class LanguageHead:
     Args:
         head: None if the model's own logits are read, because its head is more than a matrix product.
         autocast: type of the matrix product.
+        compute: the function that computes log-probabilities.
     """
 
     scalar = False
 
-    def __init__(self, head: Head | None, autocast: torch.dtype | None):
+    def __init__(self, head: Head | None, autocast: torch.dtype | None, compute: TokenLogprobs = token_logprobs):
         self.reads_logits = head is None
         self.parameters = () if head is None else tuple(head.linear.parameters())
-        self._head, self._autocast = head, autocast
+        self._head, self._autocast, self._compute = head, autocast, compute
 
     def of_its_weights(self) -> LanguageHead:
         """Returns the head that multiplies in the type of its weights."""
-        return LanguageHead(self._head, None)
+        return LanguageHead(self._head, None, self._compute)
 
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
         """Returns how many completion tokens of each row the model must compute: nothing is predicted from the last one."""
@@ -96,7 +97,7 @@ class LanguageHead:
             else:
                 settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
                 weight, bias = head.linear.weight, head.linear.bias
-                logprobs, entropy = token_logprobs(hidden, weight, bias, targets, wanted.temperature, **settings)
+                logprobs, entropy = self._compute(hidden, weight, bias, targets, wanted.temperature, **settings)
             results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
         if others:
             logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)

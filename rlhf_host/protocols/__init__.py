@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rlhf_host.protocols.kernels import Kernels as Kernels
     from rlhf_host.protocols.kernels import KernelsPlugin as KernelsPlugin
     from rlhf_host.protocols.kernels import SharedRows as SharedRows
+    from rlhf_host.protocols.kernels import TokenLogprobs as TokenLogprobs
     from rlhf_host.protocols.kernels import Use as Use
     from rlhf_host.protocols.memory import CountsServing as CountsServing
     from rlhf_host.protocols.memory import CountsTraining as CountsTraining

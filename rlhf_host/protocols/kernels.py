@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +77,17 @@ class Decoder(Protocol):
         """Continue only with these rows (sorted)."""
 
 
+TokenLogprobs: TypeAlias = "Callable[..., tuple[Tensor, Tensor | None]]"
+"""Log-probabilities and entropy of a language-model head, from hidden states: a function with the arguments and results of
+``rlhf_host.comparison.token_logprobs``.
+"""
+
+
 class KernelsPlugin(Protocol):
-    """An entry point of the group ``rlhf.kernels``."""
+    """An entry point of the group ``rlhf.kernels``.
+
+    It may have one method more: ``token_logprobs(use)`` returns the ``TokenLogprobs`` of heads, or ``None`` where there is none.
+    """
 
     @property
     def traits(self) -> Traits:
@@ -112,6 +121,9 @@ class Kernels(Protocol):
 
     def like(self, probe: nn.Module, model: nn.Module, use: Use) -> tuple[nn.Module, nn.Module]:
         """Return twins of a small model, which can be run, and of a large one of the same kind; or both themselves."""
+
+    def token_logprobs(self, use: Use) -> TokenLogprobs:
+        """Return the function of heads: of kernels, or the plain one."""
 
     def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:
         """Return a decoder of kernels, or the plain one, for rows of up to ``longest`` tokens; ``pictured``: one that takes

@@ -14,6 +14,7 @@ from rlhf_host.config.schema import PluginChoice
 from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.errors import PluginError, RunError
 from rlhf_host.functional import twin
+from rlhf_host.models.logprobs import token_logprobs
 from rlhf_host.models.passes import Passes
 from rlhf_host.runtimes.building import chosen_kernels
 
@@ -77,6 +78,22 @@ def test_kernels_that_fail_after_their_trial_end_the_run_with_the_way_on(model):
         passes.forward(*ROWS)
 
 
+def test_passes_compute_log_probabilities_with_the_kernels_function_also_in_a_backend(model):
+    """A backend that computes in 16 bits makes another head of the same function."""
+    calls = []
+
+    class Heads(PlainKernels):
+        def token_logprobs(self, use):
+            return lambda *arguments, **settings: (calls.append(use), token_logprobs(*arguments, **settings))[1]
+
+    passes = Passes(model, kernels=Heads())
+    assert torch.equal(passes.forward(*ROWS).logprobs, Passes(model).forward(*ROWS).logprobs)
+    assert [use.purpose for use in calls] == ["train"]
+    passes.head = passes.head.of_its_weights()
+    passes.forward(*ROWS)
+    assert len(calls) == 2
+
+
 class Spec:
     """Kernels whose ``choose`` returns all names that it was given."""
 
@@ -100,7 +117,7 @@ def test_the_first_chooses_among_all_and_without_any_the_plain_path_computes():
 
 
 def test_auto_takes_those_that_are_installed_with_their_libraries(monkeypatch):
-    monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: library != "liger_kernel")
+    monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: library not in ("liger_kernel", "triton"))
     assert [spec.name for spec in kernels_to_try(PluginChoice(name="auto"))] == ["cpu"]
     assert kernels_to_try(PluginChoice(name="none")) == []
     with pytest.raises(PluginError, match="kernels 'liger' needs liger_kernel: pip install 'rlhf-kernels-liger"):

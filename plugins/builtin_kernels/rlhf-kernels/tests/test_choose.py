@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from rlhf_kernels import choose
 from torch import nn
 
 from rlhf_host import RunError
+from rlhf_host.comparison import token_logprobs
 from rlhf_host.functional import twin
 from rlhf_host.internals import PlainKernels
 from rlhf_host.protocols import Traits, Use
@@ -88,6 +90,58 @@ def test_a_small_model_is_compared_in_place_of_a_large_one(model):
     right = Kernels()
     assert chosen(("right", right)).like(model, large, TRAIN) == tuple(right.twins)
     assert chosen(("wrong", Kernels(1.01))).like(model, large, TRAIN) == (model, large)
+
+
+class Heads(Kernels):
+    """Log-probabilities that are the host's own, but for what ``change`` does to them."""
+
+    def __init__(self, change=None):
+        super().__init__()
+        self.change = change
+
+    def token_logprobs(self, use):
+        return None if self.change is None else self.compute
+
+    def compute(self, *arguments, **settings):
+        return self.change(*token_logprobs(*arguments, **settings))
+
+
+def _held(values, share):
+    """Values with another gradient."""
+    return values.detach() + share * (values - values.detach())
+
+
+HEADS = {
+    "a log-probability differs": lambda logprobs, entropy: (logprobs * 1.01, entropy),
+    "the entropy differs": lambda logprobs, entropy: (logprobs, None if entropy is None else entropy * 1.01),
+    "the gradient of hidden differs": lambda logprobs, entropy: (_held(logprobs, 1.01), entropy),
+    "the entropy is missing": lambda logprobs, entropy: (logprobs, None),
+    "RuntimeError: The differentiated Tensor": lambda logprobs, entropy: (
+        logprobs.detach().requires_grad_(),
+        entropy,
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", HEADS)
+@pytest.mark.parametrize("use", [TRAIN, replace(TRAIN, autocast=torch.bfloat16)], ids=["32 bits", "autocast"])
+def test_a_head_that_computes_something_else_is_left_out(problem, use):
+    kernels = chosen(("none", Kernels()), ("not here", Heads()), ("wrong", Heads(HEADS[problem])))
+    assert kernels.token_logprobs(use) is token_logprobs
+    (report,) = kernels.reports
+    assert f"kernels 'wrong' do not compute log-probabilities: {problem}" in report
+
+
+def test_a_head_that_computes_the_same_is_used_and_compared_once():
+    calls = []
+    right = Heads(lambda *results: (calls.append(1), results)[1])
+    kernels = chosen(("right", right), ("last", Heads(lambda *results: results)))
+    function = kernels.token_logprobs(TRAIN)
+    compared = len(calls)
+    assert function.__self__ is right
+    assert kernels.token_logprobs(TRAIN) == function
+    assert (len(calls), compared > 0) == (compared, True)
+    assert kernels.reports == ["kernels 'right' compute log-probabilities"]
 
 
 def _broken(error):

@@ -12,8 +12,9 @@ from torch import nn
 
 from rlhf_host import RunError
 from rlhf_host.comparison import WIDE, decoder_problem, structure
-from rlhf_host.protocols import Decoder, Kernels, KernelsPlugin, Use
+from rlhf_host.protocols import Decoder, Kernels, KernelsPlugin, TokenLogprobs, Use
 from rlhf_kernels.differences import appearance, gradients_problem
+from rlhf_kernels.heads import head_problem
 
 log = logging.getLogger("rlhf_host.kernels")
 
@@ -30,6 +31,7 @@ class ComparedKernels:
         self._candidates, self._plain = candidates, plain
         self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
         self._decoders: dict[tuple[int, Use], tuple[Any, dict[int, Decoder | None]]] = {}
+        self._heads: dict[Use, TokenLogprobs] = {}
         self.reports: list[str] = []
         """Lines about the chosen kernels, and about the others with the reason."""
 
@@ -46,6 +48,27 @@ class ComparedKernels:
         """Returns twins to train of a small model, which is compared, and of a large one of the same kind; or both themselves."""
         plugin, twin = self._twin(probe, use, partial(gradients_problem, probe, exact=use.dtype in WIDE))
         return (probe, model) if plugin is None else (twin, plugin.twin(model, use))
+
+    def token_logprobs(self, use: Use) -> TokenLogprobs:
+        """Returns the function of heads: of the first plugin that has one and computes the same as the host's own, or that."""
+        if use not in self._heads:
+            self._heads[use] = self._find_token_logprobs(use)
+        return self._heads[use]
+
+    def _find_token_logprobs(self, use: Use) -> TokenLogprobs:
+        for name, plugin in self._candidates:
+            try:
+                function: TokenLogprobs | None = getattr(plugin, "token_logprobs", _none)(use)
+                if function is None:
+                    continue
+                problem = head_problem(function, use)
+                if problem is None:
+                    self._report(f"kernels {name!r} compute log-probabilities")
+                    return function
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            self._report(f"kernels {name!r} do not compute log-probabilities: {problem}")
+        return self._plain.token_logprobs(use)
 
     def decoder(self, model: nn.Module, use: Use, longest: int, pictured: bool = False) -> Decoder:
         """Returns a twin's decoder for rows of up to ``longest`` tokens, or that of the plain path.
@@ -100,6 +123,10 @@ class ComparedKernels:
         if line not in self.reports:
             self.reports.append(line)
             log.warning("%s", line)  # whoever runs it sees what computes
+
+
+def _none(use: Use) -> None:
+    """What plugins have that leave heads to the host."""
 
 
 def _problem_of_decoder(model: nn.Module, use: Use, length: int, twin: Any) -> str | None:
