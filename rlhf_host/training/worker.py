@@ -171,6 +171,7 @@ class Worker:
     def _accumulation(self, role: Role, backend: Backend | None, whole: Denominators | None, sampled_now: bool) -> Accumulation:
         """Returns the object that computes the role's losses, with the outputs that plugins need of it."""
         own = [output.what for output in self.needs.outputs if not output.role]
+        measured = ["entropy"] if role.name == "actor" else []
         others = [output.role for output in self.needs.outputs if output.what == "distribution" and output.top is None]
         wanted = [self.roles[name] for name in others if name in self.roles and not role.passes.head.scalar]
         return Accumulation(
@@ -178,7 +179,7 @@ class Worker:
             backend=backend,
             hooks=self.hooks,
             reducer=None if whole is None else Reducer(whole),
-            outputs=frozenset({"logprobs", "entropy", *own} | ({"logits"} if wanted else set())),
+            outputs=frozenset({"logprobs", *measured, *own} | ({"logits"} if wanted else set())),
             entropy_grad="entropy" in own,
             whole=wanted,
             sampled_now=sampled_now,

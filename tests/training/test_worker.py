@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_off_policy import TIS
 from transformers import AutoModelForCausalLM
 
-from rlhf_host import Batch, CorrectionNeeds, LossTerm, Metric, Needs, RoleNeed, hookimpl
+from rlhf_host import Batch, CorrectionNeeds, LossTerm, Metric, Needs, Output, RoleNeed, hookimpl
 from rlhf_host import functional as F
 from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.backends.torch_backend import TorchBackend, learning_rate
@@ -86,6 +87,33 @@ def gradient(tiny_model, data, hooks=(), settings=None, **options):
     update = worker.update(data)
     assert update.refused is None
     return seen["gradient"], update.metrics.result()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_entropy_is_computed_of_the_actor_and_where_a_plugin_asks(tiny_model, asked):
+    """The actor's is a metric of every step; of another language model nobody sees it."""
+    seen = {}
+
+    class Looks:
+        @hookimpl
+        def needs(self):
+            return Needs(roles=tuple(RoleNeed(name, trainable=True, source=None) for name in ("actor", "rival")))
+
+        @hookimpl
+        def compute_loss(self, role, outputs, batch):
+            seen[role] = outputs.entropy
+            return [LossTerm("sum", outputs.logprobs)]
+
+    settings, models = TrainConfig(), {name: AutoModelForCausalLM.from_pretrained(tiny_model) for name in ("actor", "rival")}
+    start = SimpleNamespace(traits=BackendTraits(), start=TorchBackend)
+    chosen: dict[str, Any] = {"backend": start, "settings": RoleConfig(lr=1e-3), "total_updates": 1, "ranks": OneProcess()}
+    roles = {name: Role.of(name, model, settings, **chosen) for name, model in models.items()}
+    needs = Needs(outputs=(Output("entropy"),) if asked else ())
+    update = Worker(roles, manager(Looks()), settings, needs).update(batch())
+    assert update.refused is None
+    assert seen["actor"] is not None
+    assert (seen["rival"] is not None) == asked
+    assert "entropy" in update.metrics.result()
 
 
 def close(found, expected):
