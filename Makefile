@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels test-wheels test-liger test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels test-wheels test-triton test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -96,9 +96,9 @@ build/triton: | $(STAMP)
 	$(PIP_INSTALL) --no-deps --target $@.unfinished liger-kernel triton==3.9.0
 	@mv $@.unfinished $@
 
-test-liger: setup build/triton ## run Liger's kernels on the CPU, in Triton's interpreter: a gigabyte the first time
+test-triton: setup build/triton ## run Triton's kernels and Liger's on the CPU, in Triton's interpreter: a gigabyte the first time
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TRITON_INTERPRET=1 PYTHONPATH=build/triton $(VENV)/bin/python -m pytest \
-		plugins/builtin_kernels/rlhf-kernels-liger
+		plugins/builtin_kernels/rlhf-kernels-triton plugins/builtin_kernels/rlhf-kernels-liger
 
 # In an environment of their own: they want other versions of what they share with the host.
 build/frameworks/bin/python: | $(STAMP)

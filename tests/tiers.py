@@ -91,6 +91,11 @@ SLOW = {
         "bytes of backends, counted beside the plan of memory",
     ),
     "tests/outside/test_evaluations.py": ("", "lm_eval and inspect against rlhf serve, beside lm_eval's own model"),
+    "plugins/builtin_kernels/rlhf-kernels-triton/tests/test_kernels.py": (
+        "",
+        "Triton's kernels, in its interpreter or on a GPU; what is around them at every change",
+    ),
+    "plugins/builtin_kernels/rlhf-kernels-triton/tests/test_parts.py": ("compiled_whole", "a layer, compiled"),
     "tests/models/test_carried.py": ("no_family|an_adapter", "what every family of transformers carries, and adapters"),
     "tests/models/test_families.py": (
         r"as_transformers_has_it\[(?!(gpt2|llama|phimoe|gemma2-eager|codegen|bert|mamba|deepseek_v4|blt|prophetnet|phi3-long-rope|cpmant|xlnet)\])",

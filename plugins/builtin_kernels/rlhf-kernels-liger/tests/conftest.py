@@ -63,7 +63,7 @@ def kernels() -> LigerKernels:
 def triton_kernels(monkeypatch) -> None:
     """The kernels themselves, on a GPU or by Triton's interpreter."""
     if not RUNS:
-        pytest.skip("needs liger-kernel and triton, and a GPU or TRITON_INTERPRET=1: make test-liger")
+        pytest.skip("needs liger-kernel and triton, and a GPU or TRITON_INTERPRET=1: make test-triton")
     if INTERPRETED:
         _help_the_interpreter(monkeypatch)
 
