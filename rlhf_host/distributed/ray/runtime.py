@@ -146,11 +146,7 @@ class RayRuntime:
         return infos
 
     def _processes(
-        self,
-        start: RuntimeStart,
-        places: Sequence[Place],
-        reserved: Sequence[Any],
-        engine_setup: EngineSetup | None,
+        self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], engine_setup: EngineSetup | None
     ) -> tuple[list[Group], list[tuple[str, Any, tuple[Any, ...]]], dict[str, Any]]:
         """Makes the processes of workers and engines. Returns groups, engines as ``EnginePool`` takes them, and the bundles of
         each engine.

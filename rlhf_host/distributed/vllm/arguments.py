@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,10 +41,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), _ADAPTER),
     **dict.fromkeys(("model_weights", "revision", "code_revision", "tokenizer_revision", "hf_config_path"), _OTHER),
-    **dict.fromkeys(
-        ("kv_transfer_config", "ec_transfer_config", "kv_offloading_size", "kv_offloading_backend"),
-        _OUTLIVES,
-    ),
+    **dict.fromkeys(("kv_transfer_config", "ec_transfer_config", "kv_offloading_size", "kv_offloading_backend"), _OUTLIVES),
     **dict.fromkeys(("logits_processors", "watermark_config"), _DISTRIBUTION),
     "override_generation_config": "every request brings its own settings (--rollout.temperature and others)",
     "worker_cls": "weights come through vLLM's own worker",
@@ -75,15 +73,25 @@ def refusals(extra: Mapping[str, Any], *, own_process: bool | None) -> Iterator[
 
 
 def unknown_argument(extra: Mapping[str, Any]) -> str | None:
-    """Returns what is wrong with a name that vLLM does not have. It is read from vLLM's source, because an import takes long."""
-    package = importlib.util.find_spec("vllm") if extra else None
-    if package is None or package.origin is None:
+    """Returns what is wrong with a name that vLLM does not have."""
+    if not extra or not (source := _source("engine/arg_utils.py")):
         return None
-    source = (Path(package.origin).parent / "engine/arg_utils.py").read_text()
     classes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs")
     fields = [ast.unparse(node.target) for owner in classes for node in owner.body if isinstance(node, ast.AnnAssign)]
     name = next((name for name in extra if name not in fields), None)
     return name and f"extra.{name}: vLLM's EngineArgs has no such argument{near_matches(name, fields)}"
+
+
+@functools.cache
+def versions_by_token() -> bool:
+    """Returns True if vLLM's answers say which weights sampled each token, as those of 0.32 do; True without vLLM."""
+    return "weight_versions" in (_source("outputs.py") or "weight_versions")
+
+
+def _source(name: str) -> str:
+    """Returns the text of a file of vLLM, which is not imported, because that takes long; nothing without vLLM."""
+    package = importlib.util.find_spec("vllm")
+    return (Path(package.origin).parent / name).read_text() if package and package.origin else ""
 
 
 def refused_on_cpus(extra: Mapping[str, Any], pipeline_parallel_size: int) -> str | None:
@@ -117,19 +125,13 @@ def has_draft_model(extra: Mapping[str, Any]) -> bool:
     return bool(method or model)
 
 
-def deepest_sleep(extra: Mapping[str, Any], adapter_rank: int) -> tuple[int, str]:
-    """Returns the deepest level of vLLM's sleep after which a sync makes the engine whole again, and the reason.
-
-    Level 1 copies weights to the host, level 2 drops them.
+def has_unsynced(extra: Mapping[str, Any], adapter_rank: int) -> bool:
+    """Returns True for weights that no sync brings, which must be kept in sleep: of an adapter's base, and of a draft model.
 
     Args:
         adapter_rank: as in ``EngineStart``.
     """
-    if adapter_rank:
-        return 1, "a sync brings the adapter alone, so the weights of the base must be kept"
-    if has_draft_model(extra):
-        return 1, "a sync does not bring the draft model, so its weights must be kept"
-    return 2, "a sync brings all weights"
+    return bool(adapter_rank) or has_draft_model(extra)
 
 
 def is_exact(dtype: str, quantization: str | None, cache_dtype: str) -> bool:

@@ -16,18 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host.data.processor import PROCESSOR_FILES, Processor
-from rlhf_host.distributed.vllm.arguments import deepest_sleep, is_exact
+from rlhf_host.distributed.vllm.arguments import has_unsynced, is_exact, versions_by_token
 from rlhf_host.distributed.vllm.measures import Measures
 from rlhf_host.distributed.vllm.plugin import Vllm
 from rlhf_host.distributed.vllm.process import CoreWatch, paused
 from rlhf_host.distributed.vllm.remote_runs import RemoteRuns
 from rlhf_host.distributed.vllm.requests import Sent, answer, answer_of, sampling_params
-from rlhf_host.distributed.vllm.startup import (
-    ends_of,
-    first_line,
-    in_processes,
-    start_vllm,
-)
+from rlhf_host.distributed.vllm.startup import ends_of, first_line, in_processes, start_vllm
 from rlhf_host.distributed.vllm.weights import AdapterWeights, WeightLoader, WholeWeights
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.engines.requests import Request, check_request
@@ -157,8 +152,7 @@ class VLLMEngine:
         await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=True)))
 
     async def sleep_empty(self) -> None:
-        level, _ = deepest_sleep(self.options.extra, self._adapter_rank)
-        await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=level == 1)))
+        await asyncio.wrap_future(self._submit(lambda: self._sleep(keep=has_unsynced(self.options.extra, self._adapter_rank))))
 
     async def wake_weights(self) -> None:
         await asyncio.wrap_future(self._submit(self._wake_weights))
@@ -363,8 +357,8 @@ class VLLMEngine:
     def _load(self, work: Callable[[], None], version: int) -> None:
         if self.asleep and not self._room:
             raise RunError("engine vllm is asleep: wake() it before weights come")
-        self.version = NO_WEIGHTS
         with self._paused():
+            self.version = NO_WEIGHTS
             try:
                 if self._adapter_rank:
                     self.llm.abort_request(list(self._running))
@@ -393,11 +387,18 @@ class VLLMEngine:
                 raise RunError("engine vllm could not forget its cached prompts")
             if self._processor is not None:
                 self.llm.reset_encoder_cache()  # the features of pictures, which it keeps by their content
-        self.llm.set_weight_version(str(version))
+        if versions_by_token():
+            self.llm.set_weight_version(str(version))
         self.version = version
 
     def _paused(self) -> contextlib.AbstractContextManager[None]:
-        """Pauses computation inside the block. In this process nothing needs it: the block runs between two steps."""
+        """Pauses computation for new weights inside the block. In this process nothing needs it: the block runs between two steps.
+
+        Raises:
+            RunError: nobody could tell which weights sampled which token of a request; with adapters requests begin anew instead.
+        """
+        if self._running and not self._adapter_rank and not versions_by_token():
+            raise RunError("engine vllm: before 0.32 vLLM takes no weights under requests: give --in-flight-updates false")
         return paused(self.llm.engine_core) if self.multiprocess else contextlib.nullcontext()
 
     def _sleep(self, *, keep: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.distributed.vllm.arguments import has_draft_model, refusals, refused_on_cpus, unknown_argument
+from rlhf_host.distributed.vllm.arguments import has_draft_model, refusals, refused_on_cpus, unknown_argument, versions_by_token
 from rlhf_host.errors import UserError
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart, ServedModel, ServingMemory
 
@@ -80,7 +80,7 @@ class Vllm:
             largest_batch=options.max_num_seqs,
             devices=options.tensor_parallel_size * options.pipeline_parallel_size,
             sleeps=options.sleep,
-            in_flight=True,
+            in_flight=versions_by_token(),
             adapters=True,
             images=True,
         )

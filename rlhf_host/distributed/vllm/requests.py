@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlhf_host.distributed.vllm.arguments import versions_by_token
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
@@ -89,7 +90,7 @@ def answer_of(request: Request, output: Any, version: int) -> Generation | RunEr
     """Returns the completion in vLLM's ``RequestOutput``; an error if vLLM expanded pictures to other tokens than the trainer's.
 
     Args:
-        version: version of the current weights, for messages.
+        version: as in ``generation_of``.
     """
     if images_of(request.token_ids) and list(output.prompt_token_ids) != list(request.token_ids):
         return UserError(
@@ -104,7 +105,7 @@ def generation_of(sampling: Sampling, output: Any, version: int) -> Generation |
     """Returns the completion in vLLM's ``RequestOutput``.
 
     Args:
-        version: version of the current weights, for messages.
+        version: version of the current weights, for messages, and for tokens where vLLM does not tell theirs.
     """
     completion = output.outputs[0]
     tokens = list(completion.token_ids)
@@ -113,8 +114,9 @@ def generation_of(sampling: Sampling, output: Any, version: int) -> Generation |
         return RunError(f"generation under weight version {version} stopped: the model's logits are not finite")
     if completion.finish_reason not in REASONS:
         return RunError(f"engine vllm: a request ended with {completion.finish_reason!r}")
-    versions: list[int] = []
-    for span in completion.weight_versions or ():
-        versions += [int(span.version)] * (span.end - span.start)
+    versions = [version] * len(tokens)
+    if versions_by_token():
+        spans = completion.weight_versions or ()
+        versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
     per_token = Numbers("i", tokens), Numbers("f", logprobs), Numbers("i", versions)
     return Generation(*per_token, REASONS[completion.finish_reason])

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_host import errors
-from rlhf_host.distributed.vllm.arguments import has_draft_model, refused_on_cpus
+from rlhf_host.distributed.vllm.arguments import has_draft_model, refused_on_cpus, versions_by_token
 from rlhf_host.distributed.vllm.plugin import CPU_CACHE_BYTES, RANKS, Vllm
 from rlhf_host.distributed.vllm.process import own_process
 from rlhf_host.engines.requests import end_tokens
@@ -61,7 +61,8 @@ def start_vllm(
         llm.log_stats, llm.logger_manager = False, None
     if multiprocess:
         llm.collective_rpc("end_with", args=(os.getpid(),))
-    llm.set_weight_version(str(version))
+    if versions_by_token():
+        llm.set_weight_version(str(version))
     return llm, torch.device("cpu" if on_cpu or multiprocess else current_platform.device_type)
 
 
@@ -77,15 +78,14 @@ def on_gpus() -> bool:
 
 
 def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, Any]:
-    multiprocess = in_processes(options)
-    names = {
+    given = (
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "gpu_memory_utilization",
         "max_num_seqs",
         "enable_prefix_caching",
-    }
-    own = options.model_dump(include=names) | {
+    )
+    own = options.model_dump(include=set(given)) | {
         "load_format": "dummy" if version <= NO_WEIGHTS else "auto",
         "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None),
         "max_model_len": options.max_model_len or -1,
@@ -101,15 +101,14 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
         # No sync reaches it, so its weights are those of its files.
         drafts = {"draft_load_config": {"load_format": "auto"}}
         own["speculative_config"] = drafts | dict(options.extra.get("speculative_config") or {})
-    if not multiprocess:
+    if not in_processes(options):
         # Between two steps nothing may be under way: weights change there.
         own["async_scheduling"] = False
     if on_cpu:
         # A step that computes a part of a prompt sets back the request's generator, which vLLM can on CUDA alone.
         own["enable_chunked_prefill"] = False
-    devices = options.tensor_parallel_size * options.pipeline_parallel_size
     # Left to itself vLLM takes Ray where there is a placement group, and asks it for devices that this engine holds already.
-    executor = "mp" if devices > 1 else "uni"
+    executor = "mp" if options.tensor_parallel_size * options.pipeline_parallel_size > 1 else "uni"
     defaults: dict[str, Any] = {"disable_log_stats": True, "seed": 0, "distributed_executor_backend": executor}
     if on_cpu:
         defaults["block_size"] = 32

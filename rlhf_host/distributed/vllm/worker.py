@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
@@ -85,6 +86,7 @@ class WeightLoading(EndsWithHost):
         finally:
             with in_config():
                 finalize_layerwise_reload(model, self.vllm_config.model_config)
+                _pack_heads(model)
             self.model_runner.reset_encoder_cache()
             self.model_runner.reset_mm_cache()
             _synchronize()
@@ -105,6 +107,13 @@ def _begin(model: nn.Module) -> None:
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
     initialize_layerwise_reload(model)
+
+
+def _pack_heads(model: nn.Module) -> None:
+    """Packs heads for CPUs again: vLLM up to 0.28 skips one that is tied to the embedding, and its packed copy would stay old."""
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 def _own_what_waits(model: nn.Module, bucket: Bucket) -> None:
