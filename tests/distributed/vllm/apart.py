@@ -20,6 +20,7 @@ def process(loader):
 
 async def scenario(rig, bucket_mb):
     from rlhf_host.distributed.sync.plugin import IPC, Broadcast
+    from rlhf_host.distributed.vllm.arguments import versions_by_token
     from rlhf_host.errors import RunError
     from rlhf_host.protocols import SyncTarget
     from rlhf_host.records.episodes import Sampling
@@ -31,7 +32,8 @@ async def scenario(rig, bucket_mb):
         plugin = way(way.Options(bucket_mb=bucket_mb, timeout_s=120))
         await plugin.connect([SyncTarget("e0", rig.engine)])
         rig.train(version)
-        unfinished = [asyncio.create_task(rig.engine.generate(prompts[0], Sampling(200), (3, version)))] if version else []
+        takes = version and versions_by_token()
+        unfinished = [asyncio.create_task(rig.engine.generate(prompts[0], Sampling(200), (3, version)))] if takes else []
         await plugin.send(LocalSource(rig.model), version)
         found["connected"] = await rig.engine.run(f"{__spec__.name}:process")
         keys = [(7, version, i) for i in range(3)]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from rlhf_authoring.models import tiny_tokenizer
 
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.distributed.sync.plugin import Checkpoint
+from rlhf_host.distributed.vllm import engine, plugin, requests, startup
+from rlhf_host.distributed.vllm.arguments import versions_by_token
 from rlhf_host.distributed.vllm.requests import request_seed
 from rlhf_host.distributed.vllm.startup import ends_of
 from rlhf_host.errors import RunError, UserError
@@ -132,6 +135,7 @@ def test_weights_that_do_not_fit_are_an_error(rig):
 
 
 @untied
+@pytest.mark.skipif(not versions_by_token(), reason="takes vLLM 0.32")
 def test_tokens_of_a_request_in_flight_carry_the_version_they_were_sampled_with(rig):
     from copy import deepcopy
 
@@ -182,6 +186,7 @@ def test_kept_keys_and_values_are_never_those_of_later_groups(rig, monkeypatch):
 
 
 @untied
+@pytest.mark.skipif(not versions_by_token(), reason="takes vLLM 0.32")
 def test_a_request_goes_on_with_the_keys_and_values_that_are_kept(rig, monkeypatch):
     monkeypatch.setattr(rig.engine.options, "kv_after_sync", "keep")
     rig.sync(27)
@@ -502,3 +507,61 @@ def test_closing_fails_what_is_pending(rig):
             await asyncio.to_thread(rig.load, in_buckets(named_weights(rig.model), KIB), 50)
 
     asyncio.run(main())
+
+
+# --- vLLM before 0.32, whose answers do not say which weights sampled a token ----------------------
+
+
+@pytest.fixture
+def older(monkeypatch):
+    """Takes away what is new: code that asks for it ends in an AttributeError."""
+    from vllm.outputs import CompletionOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    for module in (engine, plugin, requests, startup):
+        monkeypatch.setattr(module, "versions_by_token", lambda: False)
+    monkeypatch.delattr(LLMEngine, "set_weight_version", raising=False)
+    if versions_by_token():
+        monkeypatch.delattr(CompletionOutput, "weight_versions")
+        step = LLMEngine.step
+
+        def older_step(self):
+            outputs = step(self)
+            for completion in (completion for output in outputs for completion in output.outputs):
+                del completion.weight_versions
+            return outputs
+
+        monkeypatch.setattr(LLMEngine, "step", older_step)
+
+
+def test_with_an_older_vllm_answers_have_the_version_of_the_engine_and_no_weights_come_under_them(older, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    directory = write_model(tmp_path / "model", tied=True)
+    old = Rig(make_engine(directory, version=0), AutoModelForCausalLM.from_pretrained(directory))
+    try:
+        assert not plugin.Vllm(plugin.Vllm.Options()).traits.in_flight, "so a run waits for requests before it syncs"
+        for version in (0, 1, 2):
+            if version:
+                old.train(version)
+                old.sync(version)
+            made = old.sample([[3, 4], [5, 6]], Sampling(8))
+            assert [one.versions for one in made] == [[version] * 8] * 2
+            assert mismatch(old.model, [[3, 4], [5, 6]], made) <= 1e-4
+
+        async def in_flight():
+            job = asyncio.create_task(old.engine.generate([3, 4], Sampling(200), (9, 0)))
+            while not old.engine.sampled > 48:
+                await asyncio.sleep(0.01)
+            for bring in (partial(old.sync, 3), partial(old.engine.set_version, 3)):
+                with pytest.raises(RunError, match=r"before 0\.32 vLLM takes no weights under requests: give --in-flight"):
+                    await asyncio.to_thread(bring)
+            return await job
+
+        made = asyncio.run(in_flight())
+        assert made.versions == [2] * 200
+        assert mismatch(old.model, [[3, 4]], [made]) <= 1e-4, "nothing of the refused weights came"
+        old.sync(3)
+        assert old.sample([[3, 4]], Sampling(8))[0].versions == [3] * 8
+    finally:
+        asyncio.run(old.engine.close())
