@@ -104,6 +104,7 @@ class Version:
     read: Callable[[str], str | None]
     """Path below the package's parent → text; None: there is no such file."""
     modules: dict[str, ast.Module | None] = field(default_factory=dict)
+    names: dict[str, dict[str, ast.stmt]] = field(default_factory=dict)
 
     def module(self, name: str) -> ast.Module | None:
         if name not in self.modules:
@@ -115,20 +116,34 @@ class Version:
     def find(self, path: str) -> tuple[str, ast.stmt] | None:
         """Returns the definition of ``module:name`` and the module that it is in, by however many imports."""
         module, _, name = path.partition(":")
-        tree = self.module(module)
-        for node in ast.walk(tree) if tree else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
-                return module, node
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return module, node
-            if isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name and (
-                        found := self.find(f"{_from(self, module, node)}:{alias.name}")
-                    ):
-                        return found
-        return None
+        node = self._names(module).get(name)
+        if not isinstance(node, ast.ImportFrom):
+            return None if node is None else (module, node)
+        (real,) = {alias.name for alias in node.names if (alias.asname or alias.name) == name}
+        return self.find(f"{self._from(module, node)}:{real}")
+
+    def _names(self, module: str) -> dict[str, ast.stmt]:
+        """Returns the statement that defines or imports each name of a module, wherever it is; definitions win."""
+        if module not in self.names:
+            imported, defined = dict[str, ast.stmt](), dict[str, ast.stmt]()
+            for node in ast.walk(self.module(module) or ast.Module([], [])):
+                if isinstance(node, ast.ImportFrom):
+                    imported |= {alias.asname or alias.name: node for alias in node.names}
+                elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    defined.setdefault(node.name, node)
+                elif isinstance(node, ast.Assign | ast.AnnAssign):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    defined |= {target.id: node for target in targets if isinstance(target, ast.Name)}
+            self.names[module] = imported | defined
+        return self.names[module]
+
+    def _from(self, module: str, node: ast.ImportFrom) -> str:
+        """Returns the full name of the module that an import names."""
+        package = module.split(".") if node.level else []
+        if node.level and self.read(f"{module.replace('.', '/')}/__init__.py") is None:
+            package.pop()
+        package = package[: len(package) - node.level + 1]
+        return ".".join([*package, *([node.module] if node.module else [])])
 
     def members(self, path: str) -> dict[str, ast.AST]:
         """Returns the members of a class and its bases: fields, methods, attributes that its methods set."""
@@ -152,17 +167,6 @@ class Version:
             elif isinstance(statement, ast.Assign):
                 members |= {ast.unparse(target): statement for target in statement.targets}
         return members
-
-
-def _from(version: Version, module: str, node: ast.ImportFrom) -> str:
-    """Returns the full name of the module that an import names."""
-    if not node.level:
-        return node.module or ""
-    package = module.split(".")
-    if version.read(f"{module.replace('.', '/')}/__init__.py") is None:
-        package.pop()
-    package = package[: len(package) - node.level + 1]
-    return ".".join([*package, *([node.module] if node.module else [])])
 
 
 @dataclass(frozen=True, slots=True)

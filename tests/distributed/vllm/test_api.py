@@ -56,7 +56,7 @@ def test_what_is_taken_away_is_noticed(api, installed, file, old, new, problem):
     owner = problem.partition("(")[0]
     uses = [use for use in api.uses() if use.path.endswith(owner)]
     assert uses
-    changed = replace(installed, read=read, modules={})
+    changed = replace(installed, read=read, modules={}, names={})
     assert [found.endswith(problem) for use in uses if (found := api._problem(changed, use))]
     assert not [found for use in uses if (found := api._problem(installed, use))]
 

@@ -112,8 +112,9 @@ def test_it_measures_how_full_its_cache_was_and_what_lost_its_place(tmp_path, mu
         crowded = measured()
         assert crowded["kv_use"] == 1.0
         assert crowded["preemptions"] > 0
-        assert set(asyncio.run(with_a_sync())) == {0, 1}
-        assert measured()["preemptions"] == 0, "what a sync has computed again did not lack room"
+        if versions_by_token():
+            assert set(asyncio.run(with_a_sync())) == {0, 1}
+            assert measured()["preemptions"] == 0, "what a sync has computed again did not lack room"
     finally:
         asyncio.run(engine.close())
 
