@@ -272,7 +272,9 @@ class VLLMEngine:
         settings, cache = self.llm.vllm_config.model_config, self.llm.vllm_config.cache_config
         self._prompt, self._ends = tokens_input, ends_of(path, start.tokenizer)
         self._vocabulary = int(settings.get_vocab_size())
-        self.context_length: int = settings.max_model_len
+        # vLLM keeps a block for itself. As of 0.25 it fits the context to all blocks, and a request of that length never ends.
+        whole = settings.max_model_len == (cache.num_gpu_blocks or 0) * cache.block_size
+        self.context_length: int = settings.max_model_len - whole * cache.block_size
         self.exact = is_exact(str(settings.dtype).removeprefix("torch."), settings.quantization, cache.cache_dtype)
         self._can_sleep = settings.enable_sleep_mode
         self.loader = WeightLoader(self, device)
