@@ -26,7 +26,7 @@ _NAMES = {
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
     "errors": ["beyond", "in_one_line"],
     "models.attention": ["enable_shared_rows"],
-    "models.heads": ["decoder_of"],
+    "models.heads": ["decoder_of", "find_head"],
     "models.activation_memory": ["recorded"],
     "models.layouts": ["padded_layout", "shared_layout", "sharing_of", "to_device"],
     "models.loading": ["context_length"],

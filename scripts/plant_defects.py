@@ -50,7 +50,10 @@ NEAR = {
     "rlhf_host/data/stream": "tests/data/test_stream.py",
     "rlhf_host/distributed/deepspeed": "tests/backends/test_steps.py",
     "rlhf_host/distributed/ray": "tests/distributed/ray/test_batch_shards.py",
-    "rlhf_host/engines/embedded": "tests/engines/test_transformers_engine.py tests/engines/test_embedded_weights.py",
+    "plugins/builtin_kernels/rlhf-kernels-graphs": "plugins/builtin_kernels/rlhf-kernels-graphs/tests/test_graphs.py",
+    "rlhf_host/engines/embedded": " ".join(
+        f"tests/engines/test_{name}.py" for name in ("looks", "transformers_engine", "embedded_weights")
+    ),
     "rlhf_host/engines/sampling": "tests/engines/test_sampling.py",
     "rlhf_host/extensions": "tests/extensions/test_kl.py",
     "rlhf_host/functional/kl": "tests/functional/test_kl.py",

@@ -134,6 +134,14 @@ SLOW = {
         r"(logprobs_are_those_of_the_trainer|depend_on_the_batch)\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
         "families of models; three of them at every change",
     ),
+    "tests/engines/test_looks.py": (
+        r"eight_steps\[none-2\]",
+        "reads of a device on the plain path; with graphs at every change",
+    ),
+    "plugins/builtin_kernels/rlhf-kernels-graphs/tests/test_graphs.py": (
+        r"are_whole_rows\[(qwen2|gemma3|gpt2)\]",
+        "families of models; two of them at every change",
+    ),
     "tests/engines/test_embedded_weights.py": (
         r"of_its_version\[(qwen3|mistral_window|gemma3|bloom|mamba|phi3)\]",
         "families of models under updates; the others at every change",

@@ -12,6 +12,7 @@ from transformers import Cache
 
 from rlhf_host.errors import UserError
 from rlhf_host.models.heads import Head, decoder_of
+from rlhf_host.models.loading import context_length
 
 PREFILL_TOKENS = 8192
 """Padded tokens of one prefill pass, which bound its activations."""
@@ -26,8 +27,10 @@ class RowCache(Cache):
     slots between a short prompt and the row's own tokens, and slots outside a sliding window.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device):
+    def __init__(self, lengths: Sequence[int], device: torch.device, positions: int):
+        """Creates the cache. ``positions``: number of positions that the model has."""
         super().__init__(layers=[])
+        self._last = positions - 1
         self.lengths = torch.tensor(lengths, device=device)
         """Length of each prompt; after ``start``, of each row's prompt."""
         self.width, self.shortest = max(lengths), min(lengths)
@@ -88,7 +91,8 @@ class RowCache(Cache):
 
     def keep(self, rows: Tensor) -> None:
         self.lengths = self.lengths[rows]
-        self.shortest = int(self.lengths.min())
+        if self.lengths.device.type == "cpu":  # another device would be waited for, to save a mask
+            self.shortest = int(self.lengths.min())
         self._hold(rows, next(iter(self._layers.values()))[0].shape[2])
 
     def _hold(self, rows: Tensor | None, slots: int) -> None:
@@ -103,8 +107,8 @@ class RowCache(Cache):
 
     @property
     def positions(self) -> Tensor:
-        """``[B, 1]``: position of the token that each row appends next."""
-        return (self.lengths + self.filled - self.width)[:, None]
+        """``[B, 1]``: position of the token that each row appends next. Finished rows that are still computed stay at the last."""
+        return (self.lengths + self.filled - self.width)[:, None].clamp(max=self._last)
 
     def seen(self, window: int | None = None) -> Tensor | None:
         """Returns ``[B, 1, 1, slots]`` bool: the slots that a row's next token sees; None: all."""
@@ -141,7 +145,7 @@ class PlainDecoder:
         torch.clear_autocast_cache()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        cache = self._cache = RowCache([len(prompt) for prompt in prompts], self._device)
+        cache = self._cache = RowCache([len(prompt) for prompt in prompts], self._device, context_length(self.model))
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         logits: Tensor | None = None
         while order:

@@ -24,7 +24,7 @@ from rlhf_host.models.loading import context_length
 from rlhf_host.models.precision import evaluation
 from rlhf_host.phases import slow_phase
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.protocols import Buckets, Decoder, EngineStart, Use
+from rlhf_host.protocols import Buckets, Decoder, EngineStart, RefilledDecoder, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.pictures import images_of
 
@@ -129,9 +129,12 @@ class EmbeddedEngine:
             pictured = any(images_of(request.token_ids) for request in requests)
             decoder = self._kernels.decoder(self.model, use, longest, pictured)
             with torch.inference_mode(), evaluation(self.model), autocast:
-                for rows in self._batches(requests, decoder.ragged):
+                whole = [list(range(len(requests)))] if self._refills(decoder) else None
+                for rows in whole or self._batches(requests, decoder.ragged):
                     if not self._decode(decoder, requests, rows, finish, dropped):
-                        return
+                        break
+            if isinstance(decoder, RefilledDecoder):
+                decoder.end()
         finally:
             self.busy_s += time.perf_counter() - started
 
@@ -162,24 +165,27 @@ class EmbeddedEngine:
         # Drawing works in float64, which MPS does not have.
         home = next(self.model.parameters()).device
         device = torch.device("cpu") if home.type == "mps" else home
-        rows = OpenRows({i: requests[i] for i in indices}, self._eos, self.tokenizer, device)
-        version = self.version
+        most = self.options.max_batch_size if self._refills(decoder) else 0
+        rows = OpenRows({i: requests[i] for i in indices}, self._eos, self.tokenizer, device, most)
+        version, before = self.version, self.sampled
         logits = self._prefill(decoder, rows, home)
         while True:
-            if broken := rows.draw(logits, version):  # these rows alone
-                error = RunError(f"generation under weight version {version} stopped: the model's logits are not finite")
-                finish([(i, error) for i in broken])
-            self.sampled += rows.left
+            rows.draw(logits, version)
+            if not (rows.due or self._incoming or version != self.version):
+                logits = decoder.step(rows.drawn.to(home)).to(device)
+                continue
+            if answers := rows.look():
+                finish(answers)
+            self.sampled = before + rows.sampled
             gone = dropped()
             if gone is True:
                 return False
-            if answers := rows.finish():
-                finish(answers)
             if gone:
                 rows.drop(gone)
-            kept = rows.compact()
+            entered = rows.admit()
             if not rows.left:
                 return True
+            kept = None if entered else rows.compact()
             if kept is not None:
                 decoder.keep(kept.to(home))
             self._take_in()
@@ -188,8 +194,14 @@ class EmbeddedEngine:
                 self._refresh(decoder)
             if changed and self.options.kv_after_sync == "recompute":
                 logits = self._prefill_again(decoder, rows, home)
-            else:
-                logits = decoder.step(rows.drawn.to(home)).to(device)
+                continue
+            logits = decoder.step(rows.drawn.to(home)).to(device)
+            if entered and isinstance(decoder, RefilledDecoder):
+                logits[entered[2].to(device)] = decoder.refill(*entered).to(device)
+
+    def _refills(self, decoder: Decoder) -> bool:
+        """Returns True if rows that end make room for others. A limit of tokens is one of whole batches."""
+        return isinstance(decoder, RefilledDecoder) and self.options.max_batch_tokens is None
 
     def _prefill(self, decoder: Decoder, rows: OpenRows, home: torch.device) -> Tensor:
         """Returns ``[B, V]``: each row's logits after its prompt."""
@@ -197,15 +209,15 @@ class EmbeddedEngine:
         line = f"Computing {len(rows.prompts):,} prompts of {sum(map(len, rows.prompts)):,} tokens"
         with nullcontext() if self.sampled else slow_phase(line):  # later waves surprise nobody
             logits = decoder.prefill(rows.prompts).to(rows.device)[rows.prompt_of_row]
-        if rows.longest > 1:
+        if rows.longest > 1 or rows.waiting:
             decoder.start(rows.prompt_of_row.to(home), rows.longest - 1)
         return logits
 
     def _prefill_again(self, decoder: Decoder, rows: OpenRows, home: torch.device) -> Tensor:
         """Returns ``[B, V]``: each row's logits after its present tokens, with keys and values computed anew."""
+        rows.compact(least=1)
         logits = decoder.prefill(rows.so_far()).to(rows.device)
-        if rows.longest > rows.length + 1:
-            decoder.start(torch.arange(len(rows.places), device=home), rows.longest - rows.length - 1)
+        decoder.start(torch.arange(len(logits), device=home), rows.longest - 1)
         return logits
 
     def _refresh(self, decoder: Decoder) -> None:

@@ -1,144 +1,209 @@
-"""Rows of a batch while it decodes: drawn tokens, where each row ends, and which rows go on."""
+"""Rows of a batch while it decodes: drawn tokens, where each row ends, which rows go on, and which come in."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rlhf_host.engines.requests import Request
 from rlhf_host.engines.sampling import Sampler
+from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import Generation, SampleKey
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.pictures import shown_in, with_images
 
 BLOCK = 64
 """Number of uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""
+LOOK = 8
+"""Number of tokens drawn between two looks at a device, which wait for it. A look at a CPU costs nothing, so it is at each."""
 
 
 class OpenRows:
-    """One row for each request; rows of one prompt are adjacent. Finished rows leave through ``compact``.
+    """One row for each request; rows of one prompt are adjacent. The host looks at drawn tokens every few steps: a row ends at
+    the first token that ends it, and what was drawn after that is dropped. Finished rows leave through ``compact``, or waiting
+    requests take their places through ``admit``.
 
     Args:
         requests: by their number in the wave.
         end_tokens: end a row, beside its own stop tokens.
         device: device on which tokens are drawn.
+        most: number of rows at a time; further requests wait. 0: all at once.
     """
 
-    def __init__(self, requests: Mapping[int, Request], end_tokens: Iterable[int], tokenizer: Any, device: torch.device):
-        self.device, self._tokenizer = device, tokenizer
+    def __init__(
+        self, requests: Mapping[int, Request], end_tokens: Iterable[int], tokenizer: Any, device: torch.device, most: int = 0
+    ):
+        self.device, self._tokenizer, self._ends, self._every = device, tokenizer, [*end_tokens], look_every(device)
         places = {ids: place for place, ids in enumerate(dict.fromkeys(one.token_ids for one in requests.values()))}
-        self.prompts = list(places)
-        self._numbers = sorted(requests, key=lambda number: places[requests[number].token_ids])
-        self._row_of = {number: row for row, number in enumerate(self._numbers)}
-        self._requests = rows = [requests[number] for number in self._numbers]
-        self.prompt_of_row = torch.tensor([places[row.token_ids] for row in rows], device=device)
-        limits = [row.sampling.max_new_tokens for row in rows]
-        self.longest = max(limits)
-        """New tokens of the row with the highest limit."""
-
-        # Of all rows.
-        self._tokens = torch.zeros(len(rows), self.longest, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(len(rows), self.longest, device=device)
+        numbers = sorted(requests, key=lambda number: places[requests[number].token_ids])
+        self._texts = any(one.sampling.stop for one in requests.values())
+        self._all, self.waiting = requests, deque(numbers[most:] if most else ())
+        self.longest = max(one.sampling.max_new_tokens for one in requests.values())
+        """New tokens of the request with the highest limit."""
         self._versions: list[int] = []
-        self._texts = {row: request.sampling.stop for row, request in enumerate(rows) if request.sampling.stop}
-        self.length = 0
-        """Number of tokens drawn so far."""
+        """Of the weights that drew each token so far."""
+        self._unseen: list[tuple[Tensor, Tensor]] = []
+        """Tokens and log-probabilities since the last look."""
+        self.sampled = 0
+        """Number of tokens of answers so far."""
 
-        # Of the rows that are still computed, the same place in each of them.
-        self._sampler = Sampler([row.sampling for row in rows], device)
-        ends = [torch.tensor([*end_tokens, *row.sampling.stop_token_ids], dtype=torch.int64) for row in rows]
-        self._stops = pad_sequence(ends, batch_first=True, padding_value=-1).to(device)
-        self._limits = torch.tensor(limits, device=device)
-        self._here = torch.arange(len(rows), device=device)
-        self._alive = torch.ones(len(rows), dtype=torch.bool, device=device)
-        self._uniforms = torch.empty(0)
-        self.drawn = torch.empty(0)
+        # Of the rows that are computed, by place.
+        self._numbers = numbers[: most or None]
+        count, stops = len(self._numbers), max(len(one.sampling.stop_token_ids) for one in requests.values())
+        self._begun, self._limits, self._block = (np.zeros(count, np.int64) for _ in range(3))
+        self._alive = np.zeros(count, np.bool_)
+        self._stops = np.full((count, len(self._ends) + stops), -1)
+        self._tokens = np.zeros((count, self.longest + self._every), np.int64)
+        self._logprobs = np.zeros(self._tokens.shape, np.float32)
+        self._uniforms = np.zeros((count, BLOCK))
+        self.prompts, owners = self._open(range(count))
+        self.prompt_of_row = owners.to(device)
+        self._next_uniforms = self.drawn = torch.empty(0)
         """Last token of each row."""
-        self.places = list(range(len(rows)))
-        self.left = len(rows)
-        """Number of unfinished rows."""
 
-    def draw(self, logits: Tensor, version: int) -> list[int]:
-        """Draws a token for every row. Returns the numbers of requests whose logits are not finite: their rows end."""
-        place = self.length
-        if place % BLOCK == 0:
-            keys = [self._requests[row].key for row in self.places]
-            self._uniforms = torch.from_numpy(uniform_block(keys, place // BLOCK)).to(self.device)
-        self.drawn, logprobs = self._sampler.draw(logits, self._uniforms[:, place % BLOCK])
+    def _open(self, places: Iterable[int]) -> tuple[list[tuple[int, ...]], Tensor]:
+        """Begins the rows at these places. Returns their distinct prompts, and which of them each row has."""
+        for place in places:
+            sampling = self._all[self._numbers[place]].sampling
+            self._begun[place], self._block[place] = len(self._versions), -1
+            self._alive[place], self._limits[place] = True, sampling.max_new_tokens
+            self._stops[place] = -1
+            self._stops[place, : len(self._ends) + len(sampling.stop_token_ids)] = [*self._ends, *sampling.stop_token_ids]
+        self._count()
+        self._sampler = Sampler([self._all[number].sampling for number in self._numbers], self.device)
+        prompts = [self._all[self._numbers[place]].token_ids for place in places]
+        numbers = {ids: number for number, ids in enumerate(dict.fromkeys(prompts))}
+        return list(numbers), torch.tensor([numbers[ids] for ids in prompts])
+
+    def _count(self) -> None:
+        """Counts the rows that go on."""
+        self.left = int(self._alive.sum())
+        self._end = int((self._begun + self._limits)[self._alive].max(initial=0))
+        self._several = max(1, len(self._alive) // 8)
+
+    @property
+    def due(self) -> bool:
+        """True if it is time to look."""
+        return len(self._unseen) == self._every or len(self._versions) == self._end
+
+    def draw(self, logits: Tensor, version: int) -> None:
+        """Draws a token for every row."""
+        if not self._unseen:
+            self._next_uniforms = torch.from_numpy(self._make_uniforms()).to(self.device, non_blocking=True)
+        self.drawn, logprobs = self._sampler.draw(logits, self._next_uniforms[:, len(self._unseen)])
+        self._unseen.append((self.drawn, logprobs))
         self._versions.append(version)
-        self._tokens[self._here, place] = self.drawn
-        self._logprobs[self._here, place] = logprobs
-        self.length += 1
-        broken = self._alive & ~logprobs.isfinite()
-        if not bool(broken.any()):
-            return []
-        self._alive &= ~broken
-        return [self._numbers[row] for row in self._here[broken].tolist()]
 
-    def finish(self) -> list[tuple[int, Generation]]:
-        """Returns the requests that the last token ended, by their number, with their answers."""
-        stopped = (self.drawn[:, None] == self._stops).any(-1)
+    def _make_uniforms(self) -> np.ndarray:
+        """Returns ``[B, steps to the next look]``."""
+        columns = []
+        for step in range(len(self._versions), len(self._versions) + self._every):
+            block, at = np.divmod(step - self._begun, BLOCK)
+            for number in np.unique(block[block != self._block]):
+                stale = (block == number).nonzero()[0]
+                keys = [self._all[self._numbers[place]].key for place in stale]
+                self._uniforms[stale] = uniform_block(keys, int(number))
+            self._block = block
+            columns.append(self._uniforms[np.arange(len(at)), at])
+        return np.stack(columns, 1)
+
+    def look(self) -> list[tuple[int, Generation | Exception]]:
+        """Reads what was drawn since the last look. Returns the requests that it ended, by their number, with their answers; for
+        those whose logits are not finite, an error.
+        """
+        pairs = torch.stack([one.double() for pair in self._unseen for one in pair]).cpu().numpy()  # the one wait
+        count, rows = len(self._unseen), self._alive.nonzero()[0]
+        self._unseen.clear()
+        tokens, logprobs = pairs[0::2, rows].T.astype(np.int64), pairs[1::2, rows].T.astype(np.float32)
+        at = (len(self._versions) - count - self._begun[rows])[:, None] + np.arange(count)
+        self._tokens[rows[:, None], at], self._logprobs[rows[:, None], at] = tokens, logprobs
+        broken = ~np.isfinite(logprobs)
+        stopped = (tokens[:, :, None] == self._stops[rows, None]).any(-1)
         if self._texts:
-            stopped |= self._text_stops().to(self.device)
-        ended = (stopped | (self._limits == self.length)) & self._alive
-        if not bool(ended.any()):
-            return []
-        finished = self._here[ended]
-        tokens, logprobs = self._tokens[finished, : self.length], self._logprobs[finished, : self.length]
-        columns = (column.tolist() for column in (finished, stopped[ended], tokens, logprobs))
-        answers = []
-        for row, stop, ids, values in zip(*columns, strict=True):
-            per_token = Numbers("i", ids), Numbers("f", values), Numbers("i", self._versions)
-            answers.append((self._numbers[row], Generation(*per_token, "stop" if stop else "length")))
-        self._alive &= ~ended
+            stopped |= self._text_stops(rows, at)
+        ending = broken | stopped | (at + 1 == self._limits[rows, None])
+        ended, first = ending.any(1), ending.argmax(1)
+        self.sampled += int(np.where(ended, first + 1, count).sum())
+        answers: list[tuple[int, Generation | Exception]] = []
+        for row in ended.nonzero()[0]:
+            place, last = rows[row], first[row]
+            length, begun = int(at[row, last]) + 1, self._begun[place]
+            versions = self._versions[begun : begun + length]
+            ids, values = (all_rows[place, :length].tolist() for all_rows in (self._tokens, self._logprobs))
+            reason: Literal["stop", "length"] = "stop" if stopped[row, last] else "length"
+            answer: Generation | Exception = Generation(Numbers("i", ids), Numbers("f", values), Numbers("i", versions), reason)
+            if broken[row, last]:
+                answer = RunError(f"generation under weight version {versions[-1]} stopped: the model's logits are not finite")
+            answers.append((self._numbers[place], answer))
+        self._alive[rows[ended]] = False
+        self._count()
         return answers
 
-    def drop(self, numbers: Iterable[int]) -> None:
+    def drop(self, numbers: set[int]) -> None:
         """Ends the rows of requests that nobody waits for."""
-        dropped = {self._row_of[number] for number in numbers if number in self._row_of}
-        self._alive &= torch.tensor([row not in dropped for row in self.places], device=self.device)
+        self._alive &= [number not in numbers for number in self._numbers]
+        self.waiting = deque(number for number in self.waiting if number not in numbers)
+        self._count()
 
-    def compact(self) -> Tensor | None:
-        """Counts the rows that go on, and leaves out the others if there are enough of them. Returns the places of the rows
-        that are kept; None: all.
+    def compact(self, least: int = 0) -> Tensor | None:
+        """Leaves out finished rows if there are enough of them, ``least`` or several. Returns the places of the rows that are
+        kept; None: all.
         """
-        self.left = int(self._alive.sum())
         # Copying the cache costs about a step's attention: worth it only for several rows at a time.
-        if not self.left or self.left > len(self.places) - max(1, len(self.places) // 8):
+        if not self.left or self.left > len(self._alive) - (least or self._several):
             return None
-        kept = self._alive.nonzero()[:, 0]
+        places = self._alive.nonzero()[0]
+        self._numbers = [self._numbers[place] for place in places]
+        for name in ("_begun", "_limits", "_block", "_alive", "_stops", "_tokens", "_logprobs", "_uniforms"):
+            setattr(self, name, getattr(self, name)[places])
+        kept = torch.from_numpy(places).to(self.device, non_blocking=True)
         self._sampler.keep(kept)
-        self.drawn, self._here, self._alive = self.drawn[kept], self._here[kept], self._alive[kept]
-        self._stops, self._limits, self._uniforms = self._stops[kept], self._limits[kept], self._uniforms[kept]
-        self.places = self._here.tolist()
+        self.drawn = self.drawn[kept]
+        self._count()
         return kept
 
+    def admit(self) -> tuple[list[tuple[int, ...]], Tensor, Tensor] | None:
+        """Begins waiting requests in the places of finished rows, if there are enough of them. Returns their distinct prompts, and
+        on the CPU which of them each row has, and the rows' places; None: none.
+        """
+        if not self.waiting or (self.left and self.left > len(self._alive) - self._several):
+            return None
+        places = (~self._alive).nonzero()[0][: len(self.waiting)]
+        for place in places:
+            self._numbers[place] = self.waiting.popleft()
+        return *self._open(places), torch.from_numpy(places)
+
     def so_far(self) -> list[Sequence[int]]:
-        """Returns prompt and drawn tokens of every row that is still computed."""
-        drawn = self._tokens[self._here, : self.length].tolist()
-        prompts = [self._requests[row].token_ids for row in self.places]
+        """Returns prompt and drawn tokens of every row that is computed."""
+        prompts = [self._all[number].token_ids for number in self._numbers]
+        lengths = len(self._versions) - self._begun
+        drawn = (self._tokens[place, :length].tolist() for place, length in enumerate(lengths))
         return [with_images([*prompt, *ids], shown_in(prompt)) for prompt, ids in zip(prompts, drawn, strict=True)]
 
-    def _text_stops(self) -> Tensor:
-        """Returns the rows that end in one of their stop strings. Decodes only the tail that can hold one: a token is at least
-        a byte, except the first few, where decoders drop a leading space or half a character.
+    def _text_stops(self, rows: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Returns, as ``at``, which tokens complete a stop string of their row. Decodes only the tail that can hold one: a token
+        is at least a byte, except the first few, where decoders drop a leading space or half a character.
         """
-        hits = []
-        for row, going in zip(self.places, self._alive.tolist(), strict=True):
-            if not going or row not in self._texts:
-                hits.append(False)
-                continue
-            reach = max(len(text.encode()) for text in self._texts[row]) + 4
-            tail_ids = self._tokens[row, max(0, self.length - reach) : self.length].tolist()
-            tail = self._tokenizer.decode(tail_ids, skip_special_tokens=False)
-            hits.append(any(text in tail for text in self._texts[row]))
-        return torch.tensor(hits)
+        hits = np.zeros(at.shape, np.bool_)
+        for row, place in enumerate(rows):
+            texts = self._all[self._numbers[place]].sampling.stop
+            reach = max(len(text.encode()) for text in texts) + 4 if texts else 0
+            for step, end in enumerate(at[row] + 1 if texts else ()):
+                tail_ids = self._tokens[place, max(0, end - reach) : end].tolist()
+                tail = self._tokenizer.decode(tail_ids, skip_special_tokens=False)
+                hits[row, step] = any(text in tail for text in texts)
+        return hits
+
+
+def look_every(device: torch.device) -> int:
+    """Returns the number of tokens that are drawn before the host looks which rows ended."""
+    return 1 if device.type == "cpu" else LOOK
 
 
 def uniform_block(keys: Sequence[SampleKey], block: int) -> np.ndarray:

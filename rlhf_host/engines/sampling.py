@@ -73,8 +73,8 @@ class Sampler:
             width = size
             if self.every_row_has_k:
                 width = min(size, self.largest_k)
-            elif not self.largest_k and size > 1024:
-                width = 1024
+            elif not self.largest_k and size > 1024 and weights.device.type == "cpu":
+                width = 1024  # whether that is enough is asked below, for which a GPU would wait
             ordered = weights.topk(width).values if width < size else weights.sort(descending=True).values
             if self.largest_k:
                 last = torch.where(self.top_k > 0, self.top_k, size).clamp(max=width) - 1

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rlhf_host.protocols.kernels import Decoder as Decoder
     from rlhf_host.protocols.kernels import Kernels as Kernels
     from rlhf_host.protocols.kernels import KernelsPlugin as KernelsPlugin
+    from rlhf_host.protocols.kernels import RefilledDecoder as RefilledDecoder
     from rlhf_host.protocols.kernels import SharedRows as SharedRows
     from rlhf_host.protocols.kernels import TokenLogprobs as TokenLogprobs
     from rlhf_host.protocols.kernels import Use as Use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,19 @@ class Decoder(Protocol):
 
     def keep(self, rows: Tensor) -> None:
         """Continue only with these rows (sorted)."""
+
+
+@runtime_checkable
+class RefilledDecoder(Decoder, Protocol):
+    """Optional interface of a decoder of fixed rows, in which other rows take the places of those that ended."""
+
+    def refill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Tensor, rows: Tensor) -> Tensor:
+        """Give these ``rows`` ``[n]`` new prompts, those of ``prompt_of_row`` ``[n]``; both int64, on the CPU. Return logits ``[n,
+        V]`` of the token after each row's prompt.
+        """
+
+    def end(self) -> None:
+        """Free the memory of the batches so far; ``prefill`` may come again."""
 
 
 TokenLogprobs: TypeAlias = "Callable[..., tuple[Tensor, Tensor | None]]"

@@ -18,6 +18,7 @@ NAME = "far"
 aten = torch.ops.aten
 READERS = {
     aten._local_scalar_dense,
+    aten.item,
     aten.nonzero,
     aten.masked_select,
     aten._unique2,
@@ -77,9 +78,9 @@ def _far(device: Any) -> bool:
 def _waits(func: Any, args: Any, kwargs: Any, reaches: bool) -> str | None:
     """Says why the operation waits on a GPU; None: it does not."""
     packet = func.overloadpacket
-    if packet in (aten._to_copy, aten.copy_):
-        source = args[0] if packet is aten._to_copy else args[1]
-        device = kwargs.get("device") if packet is aten._to_copy else args[0].device
+    if packet in (aten._to_copy, aten.to, aten.copy_):  # inference mode does not take ``to`` apart
+        source = args[1] if packet is aten.copy_ else args[0]
+        device = args[0].device if packet is aten.copy_ else kwargs.get("device")
         here, there = isinstance(source, Far), isinstance(source, Far) if device is None else _far(device)
         free = kwargs.get("non_blocking", False) or (packet is aten.copy_ and len(args) > 2 and args[2])
         if here and not there:
