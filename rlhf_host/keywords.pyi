@@ -90,7 +90,7 @@ class RoleSettings(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantize: Literal["4bit"] | None
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"]
-    gradient_checkpointing: bool
+    gradient_checkpointing: int | bool | Literal["auto"]
     sequence_parallel: int
     trust_remote_code: bool
     device: str
@@ -136,6 +136,7 @@ class TrainSettings(TypedDict, total=False):
     old_logprobs: Literal["auto", "fused", "recompute", "sampler"]
     autocast: Literal["auto", "off", "bfloat16"]
     shared_prefix: Literal["auto", "on", "off"]
+    keep_logits: Literal["auto", "on", "off"]
     on_nonfinite: Literal["stop", "skip"]
     threads: int
 

@@ -66,6 +66,8 @@ NEAR = {
     "rlhf_host/models/carried": "tests/models/test_carried.py",
     "rlhf_host/models/logprobs": "tests/models/test_logprobs.py",
     "rlhf_host/models/passes": "tests/models/test_passes.py",
+    "rlhf_host/models/preparation": "tests/models/test_loading.py tests/models/test_passes.py",
+    "plugins/builtin_commands/rlhf-plan": "plugins/builtin_commands/rlhf-plan/tests/test_recomputation.py",
     "rlhf_host/records/tensors": "tests/training/test_rewritten_prompts.py",
     "rlhf_host/rollouts/admission": "tests/rollouts/test_admission.py",
     "rlhf_host/rollouts/experience": (

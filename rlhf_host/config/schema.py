@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from rlhf_host.config.section import Count, Fraction, Open, Section, Temperature, TokenId, TopK, TopP
 from rlhf_host.config.yaml_file import plain, read_yaml
@@ -84,7 +84,11 @@ class RoleConfig(Section):
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = Field(
         "auto", description="attention kernel; auto: sdpa, or eager where sdpa would leave out a part of the model"
     )
-    gradient_checkpointing: bool = Field(False, description="recompute layers in the backward pass to save memory")
+    gradient_checkpointing: Count | bool | Literal["auto"] = Field(
+        False,
+        description="recompute layers in the backward pass to save memory: all (true), the first so many, or as many as memory"
+        " asks for (auto)",
+    )
     sequence_parallel: Count = Field(
         1, description="number of neighbouring devices that compute a part of each row, and of the memory for it (Ulysses)"
     )
@@ -109,6 +113,14 @@ class RoleConfig(Section):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="AdamW betas")
     adam_eps: float = Field(1e-8, gt=0, description="AdamW epsilon")
     max_grad_norm: float = Field(1.0, ge=0, description="clip the gradient to this norm; 0: off")
+
+    @field_validator("gradient_checkpointing", mode="wrap")
+    @classmethod
+    def _layers(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"should be true, false, 'auto' or a number of layers, not {value!r}") from None
 
     @property
     def adapts(self) -> bool:
@@ -274,6 +286,9 @@ class TrainConfig(Section):
     )
     autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
+    keep_logits: Literal["auto", "on", "off"] = Field(
+        "auto", description="keep logits for the backward pass, or compute them twice; auto: keep them on GPUs where they fit"
+    )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="what to do after a non-finite loss or gradient; its trajectories are saved first"
     )

@@ -89,12 +89,14 @@ def gathered(states: Callable[[Layout], Tensor], model: nn.Module, depth: int) -
     except FAILURES:
         return Gathered()
     whole, once = (apart - few) / (ROWS // 2 * length), (apart - together) / ((ROWS - 1) * prompt)
-    rows, inputs = whole - once, 0
+    rows, inputs, live = whole - once, 0.0, depth
     if again := len(recomputed):
-        rows, inputs = rows / again, depth * width
-        whole = whole / again + inputs
+        every = sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules())
+        part = max(1, every - again) / every
+        rows, inputs, live = part * rows, depth * width * again / every, max(1, depth * (every - again) // every)
+        whole = part * whole + inputs
     share = min(1.0, max(0.0, rows / whole)) if whole > 0 else 1.0
-    return Gathered(share, inputs / whole, 1 if again else depth) if share < 1 else Gathered()
+    return Gathered(share, inputs / whole, live) if share < 1 else Gathered()
 
 
 @contextlib.contextmanager

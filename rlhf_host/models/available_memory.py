@@ -42,3 +42,23 @@ def available_memory(device: Any) -> int | None:
 
         return torch.cuda.get_device_properties(device).total_memory
     return None
+
+
+_forgotten = [0]
+"""The peak of CUDA before it was last forgotten."""
+
+
+def forget_peak(device: Any) -> int:
+    """Lets CUDA measure its peak from now on; returns the bytes that are there."""
+    import torch
+
+    _forgotten[0] = max(_forgotten[0], torch.cuda.max_memory_allocated(device))
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def cuda_peak() -> int:
+    """Returns the most bytes of tensors that were on CUDA at once."""
+    import torch
+
+    return max(_forgotten[0], torch.cuda.max_memory_allocated())

@@ -34,10 +34,11 @@ def token_logprobs(
     chunk_tokens: int | None = None,
     with_entropy: bool = False,
     entropy_grad: bool = False,
+    keep_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the log-softmax of ``logits / temperature`` at the targets, in fp32, without ``[N, V]`` logits.
 
-    The backward pass computes each chunk's logits again; if everything fits into one chunk, it is kept instead. Logits are
+    The backward pass computes each chunk's logits again, unless they are kept: if asked, or if there is one chunk. Logits are
     ``scale · (hidden weightᵀ + bias)``, then ``softcap · tanh(logits / softcap)`` if the model does that (Gemma 2).
 
     Args:
@@ -49,11 +50,13 @@ def token_logprobs(
         chunk_tokens: tokens at once; default: by the vocabulary's size.
         with_entropy: also the entropy of the whole distribution at this temperature.
         entropy_grad: gradients flow through the entropy.
+        keep_logits: keep all products of the forward pass for the backward pass (``kept_bytes``); the results are the same.
 
     Returns:
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
-    plan = _plan(hidden, weight, compute_dtype, chunk_tokens, temperature, scale, softcap, with_entropy, entropy_grad)
+    keep = keep_logits and torch.is_grad_enabled()
+    plan = _plan(hidden, weight, compute_dtype, chunk_tokens, temperature, scale, softcap, with_entropy, entropy_grad, keep)
     columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, columns, plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
@@ -82,7 +85,7 @@ def top_logprobs(
         w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
         for begin in range(0, len(hidden), plan.chunk):
             part = slice(begin, begin + plan.chunk)
-            logprobs[part], ids[part] = plan.log_softmax(hidden[part], w, b)[0].topk(k)
+            logprobs[part], ids[part] = plan.log_softmax(plan.product(hidden[part], w, b))[0].topk(k)
     return logprobs, ids
 
 
@@ -100,6 +103,13 @@ def chunk_bytes(*, tokens: int, vocabulary: int, hidden: int, narrow: bool, cast
     head = vocabulary * hidden
     # Logits, their log-softmax, and in 16 bits the products; the head's gradient in float32, and a part of it in 16 bits.
     return here * (10 if narrow else 8) + 2 * stack + 2 * head * cast + trained * head * (4 + (2 if narrow else 0))
+
+
+def kept_bytes(tokens: int, vocabulary: int, *, narrow: bool, capped: bool = False) -> int:
+    """Returns the bytes of kept logits, beside ``chunk_bytes``: of products in 16 bits, or of log-probabilities in 32, and there
+    of the softcap's derivative.
+    """
+    return tokens * vocabulary * (2 if narrow else 8 if capped else 4)
 
 
 def logprobs_of_logits(
@@ -125,10 +135,21 @@ class _Plan:
     softcap: float | None
     with_entropy: bool = False
     entropy_grad: bool = False
+    keep: bool = False
 
-    def log_softmax(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Returns ``[n, V]`` log-probabilities, and the softcap's derivative if there is one."""
-        logits = F.linear(hidden.to(self.matmul), weight, bias).to(self.result)
+    @property
+    def narrow(self) -> bool:
+        return self.matmul != self.result
+
+    def product(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns ``[n, V]`` logits, in the type of products."""
+        return F.linear(hidden.to(self.matmul), weight, bias)
+
+    def log_softmax(self, product: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns ``[n, V]`` log-probabilities, and the softcap's derivative if there is one. May write over a product in 32
+        bits.
+        """
+        logits = product.to(self.result)
         if self.softcap is None:
             if self.scale != self.temperature:
                 logits.mul_(self.scale / self.temperature)
@@ -152,18 +173,19 @@ class _TokenLogprobs(torch.autograd.Function):
         count = hidden.shape[0]
         logprobs = torch.zeros(targets.shape, dtype=plan.result, device=hidden.device)
         entropy = torch.zeros(count, dtype=plan.result, device=hidden.device)
-        saved: tuple[Tensor | None, ...] = (None, None)
+        kept: list[Tensor | None] = []
         with torch.autocast(hidden.device.type, enabled=False):
             w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
             for begin in range(0, count, plan.chunk):
                 part = slice(begin, begin + plan.chunk)
-                every, slope = plan.log_softmax(hidden[part], w, b)
+                product = plan.product(hidden[part], w, b)
+                every, slope = plan.log_softmax(product)
                 logprobs[part] = every.gather(1, targets[part])
                 if plan.with_entropy:
                     entropy[part] = every.exp().mul_(every).sum(-1).neg_()
-                if count <= plan.chunk:
-                    saved = (every, slope)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *saved)
+                if plan.keep or count <= plan.chunk:
+                    kept += (product, None) if plan.narrow else (every, slope)
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
         ctx.plan = plan
         if not plan.entropy_grad:
             ctx.mark_non_differentiable(entropy)
@@ -172,7 +194,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, entropy, saved, saved_slope = ctx.saved_tensors
+        hidden, weight, bias, targets, entropy, *kept = ctx.saved_tensors
         plan: _Plan = ctx.plan
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -181,18 +203,20 @@ class _TokenLogprobs(torch.autograd.Function):
         count = len(hidden)
         stack = min(count, STACKED * plan.chunk)
         stacked: Tensor | None = None
-        if needs_weight and plan.matmul != plan.result:
+        if needs_weight and plan.narrow:
             stacked = hidden.new_empty((stack, len(weight)), dtype=plan.matmul)
         with torch.autocast(hidden.device.type, enabled=False):
             w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
             for begin in range(0, count, plan.chunk):
                 end = min(begin + plan.chunk, count)
                 part = slice(begin, end)
-                every, slope = plan.log_softmax(hidden[part], w, b) if saved is None else (saved, saved_slope)
+                every, slope = kept[2 * (begin // plan.chunk) :][:2] or (None, None)
+                if plan.narrow or every is None:
+                    every, slope = plan.log_softmax(plan.product(hidden[part], w, b) if every is None else every)
                 g = grad_logprobs[part]
                 total = g.sum(1, keepdim=True)
                 # d logp(y)/dz = 1[y] − p, and dH/dz = −p (log p + H), for z = logits / temperature.
-                grad = every.exp() if plan.entropy_grad or saved is not None else every.exp_()
+                grad = every.exp() if plan.entropy_grad or (kept and not plan.narrow) else every.exp_()
                 if plan.entropy_grad:
                     grad.mul_((every + entropy[part, None]).mul_(grad_entropy[part, None]).add_(total)).neg_()
                 else:

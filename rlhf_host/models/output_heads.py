@@ -25,6 +25,7 @@ class Wanted:
     temperature: float
     entropy_grad: bool
     others: Mapping[str, TopK]
+    keep_logits: bool = False
 
 
 class ScalarHead:
@@ -96,6 +97,7 @@ class LanguageHead:
                 logprobs, entropy = logprobs_of_logits(hidden, targets, wanted.temperature, **settings)
             else:
                 settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
+                settings["keep_logits"] = wanted.keep_logits
                 weight, bias = head.linear.weight, head.linear.bias
                 logprobs, entropy = self._compute(hidden, weight, bias, targets, wanted.temperature, **settings)
             results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})

@@ -22,7 +22,7 @@ from rlhf_host.models.adapters import using
 from rlhf_host.models.balance import Balance
 from rlhf_host.models.examination import examine
 from rlhf_host.models.flops import ModelFlops
-from rlhf_host.models.heads import decoder_of
+from rlhf_host.models.heads import blocks_of, decoder_of
 from rlhf_host.models.layout_check import WIDE, DoesNotRun, Verdict, check_layouts, structure
 from rlhf_host.models.layouts import (
     Layout,
@@ -38,6 +38,7 @@ from rlhf_host.models.output_heads import LanguageHead, Wanted
 from rlhf_host.models.pictures import Reader, Sight, base_of, features_of, first_pictures
 from rlhf_host.models.pictures import inputs as pictured_inputs
 from rlhf_host.models.precision import evaluation, in_32_bits, is_narrow
+from rlhf_host.models.preparation import recompute
 from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Slices, Tensors, Use
 from rlhf_host.records.pictures import Shown
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
@@ -82,6 +83,10 @@ class Passes:
     ):
         attention.enable_shared_rows()
         self._reader = reader
+        self.watched: Callable[[int], AbstractContextManager[Any]] = contextlib.nullcontext
+        """Called with the tokens of a pass, around its layers."""
+        self.keep_logits = False
+        """Logits are kept for the backward pass in place of computing them twice."""
         self.model, self.balance, self.slices = model, balance, slices
         self.shared_prefix = shared_prefix
         self.autocast = autocast
@@ -127,6 +132,17 @@ class Passes:
         self._prepared_for = 0, False
         self.one_by_one = False
         """Rows beside each other would change each other, so that each needs its own pass."""
+
+    def recompute(self, count: int) -> None:
+        """Lets the first ``count`` layers compute again in the backward pass (``gradient_checkpointing``)."""
+        for module in {self.model, self.compute}:
+            recompute(module, count)
+
+    @property
+    def recomputed(self) -> tuple[int, int]:
+        """The number of layers that do, and that of all."""
+        layers = blocks_of(self.model).values()
+        return sum(bool(getattr(layer, "gradient_checkpointing", False)) for layer in layers), len(layers)
 
     def go_through(self, backend: RunsPasses, ranks: Ranks) -> None:
         """Sends every pass through the backend, once per pass, whatever its outputs: weights are whole only there. One that
@@ -306,7 +322,9 @@ class Passes:
         line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, read_whole, images)
         if line is None:
             return self.head.nothing(outputs, torch.zeros(tuple(completion_ids.shape), device=self.device))
-        wanted = Wanted(outputs=outputs, temperature=temperature, entropy_grad=entropy_grad, others=others)
+        wanted = Wanted(
+            outputs=outputs, temperature=temperature, entropy_grad=entropy_grad, others=others, keep_logits=self.keep_logits
+        )
         read: Callable[[Tensor], Tensors] = self._reading(line, lambda own, states: self.head.read(own, wanted, states))
         if self.balance is not None and not self.head.scalar and torch.is_grad_enabled():
             read = partial(self._read_routed, read)
@@ -398,7 +416,8 @@ class Passes:
         routed, slices = self.balance if torch.is_grad_enabled() else None, self.slices
         asked = {} if routed is None else {"output_router_logits": True}
         precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
-        with evaluation(line.compute), self._adapter(), precision:
+        tokens = self._here(sum(layout.input_ids.numel() for layout in line.layouts))
+        with evaluation(line.compute), self._adapter(), precision, self.watched(tokens):
             inputs: Callable[[Layout], dict[str, Any]]
             if (places := line.layouts[0].pictures) is None:
                 model = line.compute if bare else decoder_of(line.compute)

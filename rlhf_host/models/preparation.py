@@ -10,11 +10,14 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import adapter_dropout, adapter_files, adapters
+from rlhf_host.models.heads import blocks_of
 from rlhf_host.models.locations import ModelLocation
+from rlhf_host.plugins.discovery import unchosen
 
 
 def refuse_settings(role: RoleConfig, source: ModelLocation, *, trainable: bool) -> None:
@@ -69,6 +72,15 @@ def prepare(
                 f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false"
             )
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        if (count := role.gradient_checkpointing) is not True:
+            layers = [layer for layer in blocks_of(model).values() if isinstance(layer, GradientCheckpointingLayer)]
+            if not layers or (isinstance(count, int) and count > len(layers) and not probe):
+                name = f"gradient_checkpointing {count}: {type(model).__name__}"
+                raise UserError(f"{name} has {len(layers)} layers that can be recomputed one by one; true recomputes all")
+            if count == "auto" and not any(unchosen("memory_plan")):
+                raise UserError("gradient_checkpointing auto: no package that plans memory is installed: set true")
+            if isinstance(count, int):
+                recompute(model, count)
     model.requires_grad_(trainable and not adapts)
     if trainable and not probe and (role.freeze or role.train_only):
         freeze(model, role.freeze, role.train_only)
@@ -85,6 +97,16 @@ def prepare(
     if trainable:
         _align(placed)
     return _on(device, placed)
+
+
+def recompute(model: nn.Module, count: int) -> None:
+    """Lets the first ``count`` layers of a decoder compute again in the backward pass, and with any of them all blocks outside
+    of it, such as those of a tower for pictures. The model has ``gradient_checkpointing_enable`` behind it.
+    """
+    others = set(list(blocks_of(model).values())[count:])
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.gradient_checkpointing = count > 0 and layer not in others
 
 
 def _on(device: torch.device, model: PreTrainedModel) -> PreTrainedModel:

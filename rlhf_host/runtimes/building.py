@@ -39,6 +39,7 @@ class Roles:
         from rlhf_host.backends.weights import adapter_buckets
         from rlhf_host.models.adapter_files import load_adapter
         from rlhf_host.models.loading import context_length, load_model
+        from rlhf_host.models.memory_plans import memory_plan
         from rlhf_host.training.role import Role
         from rlhf_host.training.soft_updates import refuse_different
         from rlhf_host.training.worker import Worker
@@ -89,7 +90,8 @@ class Roles:
         for name, view in views.items():
             source = roles[view.source]
             roles[name] = source.itself(name) if view.live else source.under(name, view.start and view.adapter)
-        self.worker = Worker(roles, start.hooks, start.train, start.needs, ranks, seed=start.seed)
+        memory = memory_plan(roles, start.train, ranks)
+        self.worker = Worker(roles, start.hooks, start.train, start.needs, ranks, seed=start.seed, memory=memory)
         self.backends = {name: role.backend for name, role in roles.items() if role.backend is not None}
         self.models = {name: role.passes.model for name, role in roles.items()}
         self.context_lengths = {name: context_length(model) for name, model in self.models.items()}

@@ -29,6 +29,8 @@ class Role:
     traits: BackendTraits = dataclasses.field(default_factory=BackendTraits)
     trainer: str = "the backend"
     """Name of the backend, for its errors."""
+    plugin: BackendPlugin | None = None
+    settings: RoleConfig | None = None
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class Role:
             slices=slices,
             probe=probe,
         )
+        passes.keep_logits = train.keep_logits == "on"
         if pieces is not None:
             probe = pieces.probe = None  # its memory is for the weights
         if backend is None:
@@ -99,7 +102,7 @@ class Role:
             started = backend.start(start)
         if even or traits.sharded:
             passes.go_through(started, ranks)
-        return cls(name, passes, started, traits, trainer)
+        return cls(name, passes, started, traits, trainer, backend, settings)
 
     def itself(self, name: str) -> Role:
         """Returns a role that computes with this one's model as it is now, and is trained with it."""

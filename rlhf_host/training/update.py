@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlhf_host.errors import RunError, UserError, blaming
 from rlhf_host.models.adapter_dropout import drawing, dropping
+from rlhf_host.models.memory_plans import out_of_memory
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
@@ -109,10 +110,11 @@ class Accumulation:
                 if part is not None:
                     result.flops += self.role.passes.flops(part.prompt_ids, part.lengths.tolist(), part.group_id.tolist())
         except Exception as error:
+            failure = out_of_memory(self.role, error) if isinstance(error, torch.OutOfMemoryError) else error
             # Where passes are collective, the others wait in one: they hear of it by this process's end, not by an agreement.
             if self.role.traits.even_passes:
-                raise
-            result.failure = error
+                raise failure from failure.__cause__
+            result.failure = failure
 
     def _pass(self, rows: Batch, places: list[int], result: PassResult, last: bool, seed: Sequence[int] | None) -> None:
         """Runs one micro-batch, without waiting for its device.

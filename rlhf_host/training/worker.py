@@ -6,6 +6,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ from rlhf_host.backends.one_process import OneProcess
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError, blaming
 from rlhf_host.models.flops import peak_flops
+from rlhf_host.models.memory_plans import Plan
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend, Ranks, Update
 from rlhf_host.records.needs import AlgoNeeds, Needs
@@ -52,6 +54,8 @@ class Worker:
     """Seconds spent in forward, backward and optimizer steps so far."""
     seed: int = 0
     """Seed of the run."""
+    memory: Plan = nullcontext
+    """Decides what the passes of updates keep."""
     _made: tuple[int, int] = (0, 0)
     """The step of the last update, and how many updates it has had."""
     _taken: set[str] = field(default_factory=set)
@@ -151,7 +155,7 @@ class Worker:
                 self._statistics(role, batch, trained)
             backend = role.backend if learn and role.name not in idle else None
             accumulation = self._accumulation(role, backend, None if role.name in idle else whole, sampled_now)
-            with torch.set_grad_enabled(backend is not None):
+            with torch.set_grad_enabled(backend is not None), nullcontext() if backend is None else self.memory(role):
                 result = accumulation.run(batch, self._plan(role, batch, trained, inside=accumulation.whole), rows)
             self.compute_s += result.compute_s
             flops += result.flops
@@ -233,8 +237,10 @@ class Worker:
         if not step.applied:
             update.refused = f"{role.name}: the gradient norm is {step.grad_norm}"
             return
-        loss = Metric("loss", result.loss, reduce="sum")
-        update.metrics.add([loss, Metric("grad_norm", step.grad_norm), Metric("lr", step.lr)], role.prefix)
+        metrics = [Metric("loss", result.loss, reduce="sum"), Metric("grad_norm", step.grad_norm), Metric("lr", step.lr)]
+        if role.settings is not None and role.settings.gradient_checkpointing == "auto":
+            metrics.append(Metric("recomputed_layers", role.passes.recomputed[0]))
+        update.metrics.add(metrics, role.prefix)
 
     @torch.no_grad()
     def _statistics(self, role: Role, batch: Batch, in_loss: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ def test_the_same_value_twice_is_nothing_to_speak_of():
 
 def test_a_flag_without_value_is_true():
     config = load("--actor.gradient-checkpointing", "--eval.at-end", "true", "--data.shuffle", "false", "--checkpoint.final=no")
-    assert config.roles["actor"].gradient_checkpointing
+    assert config.roles["actor"].gradient_checkpointing is True
     assert (config.eval.at_end, config.data.shuffle, config.checkpoint.final) == (True, False, False)
 
 
@@ -337,3 +337,19 @@ def test_words_of_a_choice_are_written_as_in_a_configuration():
     assert said(off="true") == "should be false, not 'true'"
     assert said(always="True") == "should be true, not 'True'; did you mean 'true'?"
     assert said(on="x") == "should be true or 'True', not 'x'"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("false", False), ("1", 1), ("0", False), ("14", 14), ("auto", "auto")]
+)
+def test_a_number_of_layers_is_not_a_switch(text, value):
+    found = load("--actor.gradient-checkpointing", text).roles["actor"].gradient_checkpointing
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", ["some", "-3", "1.5", "null"])
+def test_other_words_for_layers_are_one_error(text):
+    with pytest.raises(UserError) as caught:
+        load(f"--actor.gradient-checkpointing={text}")
+    assert str(caught.value).count("\n") == 0
+    assert "should be true, false, 'auto' or a number of layers, not " in str(caught.value)

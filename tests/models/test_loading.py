@@ -104,6 +104,20 @@ def test_gradient_checkpointing_is_for_trainable_roles(tiny_model):
     assert not load_model(role(tiny_model, gradient_checkpointing=True)).is_gradient_checkpointing
 
 
+def test_as_many_layers_are_recomputed_as_are_asked_for(tiny_model, monkeypatch):
+    def recomputed(setting):
+        layers = load_model(role(tiny_model, gradient_checkpointing=setting), trainable=True).model.layers
+        return [layer.gradient_checkpointing for layer in layers]
+
+    assert [recomputed(setting) for setting in (True, 2, 1, False)] == [[True] * 2, [True] * 2, [True, False], [False] * 2]
+    assert recomputed("auto") == [True] * 2, "until memory has decided"
+    with pytest.raises(UserError, match="3: LlamaForCausalLM has 2 layers that can be recomputed one by one; true"):
+        recomputed(3)
+    monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rlhf-plan:plan")
+    with pytest.raises(UserError, match="gradient_checkpointing auto: no package that plans memory is installed"):
+        recomputed("auto")
+
+
 def test_the_attention_implementation_is_a_setting(tiny_model):
     eager = load_model(role(tiny_model, attn_implementation="eager"))
     assert eager.config._attn_implementation == "eager"

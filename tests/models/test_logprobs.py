@@ -55,6 +55,28 @@ def test_values_and_gradients_are_those_of_the_full_logits(parts, head, with_bia
     )
 
 
+@pytest.mark.parametrize("compute", [None, torch.bfloat16], ids=["wide", "narrow"])
+@pytest.mark.parametrize("head", [{}, {"temperature": 0.6, "softcap": 2.0}], ids=str)
+def test_kept_logits_change_no_bit(parts, head, compute):
+    hidden, weight, bias, targets = (part.float() if part.is_floating_point() else part for part in parts)
+    leaves = [hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+    pull, products = torch.randn(2, TOKENS), []
+
+    def run(keep: bool) -> list[Tensor]:
+        options = {"chunk_tokens": 4, "with_entropy": True, "entropy_grad": True, "compute_dtype": compute, **head}
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+            logprobs, entropy = token_logprobs(*leaves, targets, keep_logits=keep, **options)
+        products.append(sum(one.nbytes for one in kept if one.shape[-1] == len(weight) and one.dim() == 2))
+        values = [logprobs.detach(), entropy.detach()]
+        return values + gradients((pull[0] * logprobs + pull[1] * entropy).sum(), *leaves)
+
+    found = [run(False), run(True)]
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    width = (4 if compute is None else 2) * (2 if "softcap" in head and compute is None else 1)
+    assert products == [0, width * TOKENS * len(weight)]
+
+
 def test_logits_of_other_heads_have_the_same_temperature(parts):
     hidden, weight, bias, targets = parts
     logits = torch.nn.functional.linear(hidden, weight, bias)

@@ -227,6 +227,26 @@ def test_gradient_checkpointing_gives_the_same_gradients_and_recomputes(name, sh
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.parametrize("shared_prefix", ["off", "on"])
+def test_any_number_of_recomputed_layers_gives_the_same_bits(shared_prefix, rows):
+    found, runs = [], []
+    for count in range(4):
+        model = make_model("llama")
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        passes = Passes(model, shared_prefix=shared_prefix)
+        passes.recompute(count)
+        depth = len(model.model.layers)
+        assert passes.recomputed == (min(count, depth), depth)
+        passes.prepare(32)
+        calls = []
+        for layer in model.model.layers:
+            layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        found.append(gradients(model, passes.forward(PROMPTS, *rows).logprobs.sum()))
+        runs.append(len(calls) - depth)
+    assert runs == [0, 1, 2, 2]
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
 def test_dropout_is_off_whatever_mode_the_model_was_left_in(rows):
     model = make_model("gpt2")
     expected = forward(model, PROMPTS, *rows).logprobs

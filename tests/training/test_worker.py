@@ -595,3 +595,23 @@ def test_clipping_reports_the_norm_before_it():
     backend.backward((model.weight * torch.tensor([[3.0, 4.0]])).sum())
     result = backend.step()
     assert (result.grad_norm, result.applied) == (pytest.approx(5.0), True)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_where_memory_ends_the_error_names_the_settings(tiny_model, even, monkeypatch):
+    worker = worker_for(AutoModelForCausalLM.from_pretrained(tiny_model), manager(Policy()))
+    role = worker.roles["actor"]
+    role.traits = BackendTraits(even_passes=even)
+    monkeypatch.setattr(role.passes, "forward", lambda **_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")))
+    text = (
+        "actor: out of memory in a pass that recomputes 0 of 2 layers: set --actor.gradient-checkpointing true, or lower"
+        " --train.max-tokens-per-microbatch; rlhf train --resume goes on with that"
+    )
+    with pytest.raises(RunError) as caught:
+        worker.update(batch())
+    assert str(caught.value) == text
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+    role.settings = RoleConfig(gradient_checkpointing="auto")
+    role.passes.model.gradient_checkpointing_enable({"use_reentrant": False})
+    with pytest.raises(RunError, match=r"recomputes 2 of 2 layers, chosen by auto: lower --train\.max-tokens-per-microbatch; "):
+        worker.update(batch())

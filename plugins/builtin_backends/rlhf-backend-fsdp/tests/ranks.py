@@ -48,7 +48,7 @@ PARTLY: dict[str, dict[str, Any]] = {
     "whole": {},
     "frozen": {"freeze": ["*embed_tokens*", "*layers.0*"]},
     "lora": {"lora": {"rank": 4}},
-    "recomputed": {"gradient_checkpointing": True},
+    "recomputed": {"gradient_checkpointing": 1},
 }
 HEADS: Any = {"actor": "lm", "critic": "scalar"}
 TRAIN = TrainConfig(max_tokens_per_microbatch=24)

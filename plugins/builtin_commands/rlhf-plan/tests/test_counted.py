@@ -60,12 +60,16 @@ def written(config, directory):
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointing": {"gradient_checkpointing": True},
+    "two layers": {"gradient_checkpointing": 2},
     "adapter": {"lora": {"rank": 4}, "dtype": "bfloat16"},
     "some": {"train_only": ["*mlp*"]},
 }
 
 
-CASES = [*((family, "plain") for family in FAMILIES), *(("llama", settings) for settings in SETTINGS if settings != "plain")]
+CASES = [
+    *((family, settings) for family in FAMILIES for settings in ("plain", "two layers")),
+    *(("llama", settings) for settings in ("checkpointing", "adapter", "some")),
+]
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
@@ -77,14 +81,16 @@ def test_a_pass_keeps_as_much_as_planned(tmp_path, family, settings, autocast):
     role = RoleConfig(model=written(FAMILIES[family], tmp_path), device="cpu", **SETTINGS[settings])
     plain = role.model_copy(update={"gradient_checkpointing": False})
     rows, length = 3, 48
-    planned = footprint(meta_model(plain, head="lm", trainable=True, weights=False), width=None, autocast=autocast)
+    planned = footprint(meta_model(plain, head="lm", trainable=True, weights=False), width=None, autocast=autocast).passed
     model: Any = load_model(role, trainable=True)
     with recorded(model) as kept, evaluation(model), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         decoder_of(model)(input_ids=torch.ones(rows, length, dtype=torch.int64), use_cache=False)
     counted = sum(kept.values())
-    expected = planned.copies + planned.kept(rows, length, recomputed=False)
-    if settings == "checkpointing":  # the copies are not kept by an operation, but by autocast, and one block computes later
-        expected = planned.outside.of(rows, length) + planned.inputs.of(rows, length)
+    expected = planned.copies + planned.kept(rows, length, 0)
+    if settings == "two layers":  # whose copies of weights are not kept by an operation, but by autocast
+        expected = planned.kept(rows, length, 2) + planned.copies - sum(layer.fixed for layer in planned.layers[:2])
+    if settings == "checkpointing":  # the same of all copies, and one block computes later
+        expected = sum(each.of(rows, length) for each in (planned.outside, *planned.inputs))
     assert expected == pytest.approx(counted, rel=0.05)
 
 

@@ -117,6 +117,30 @@ def test_a_row_that_is_longer_than_the_budget_is_counted_whole(plan, directory):
     assert found["activations"] == TRAINING["7B", 8][4]
 
 
+def test_as_many_layers_are_recomputed_as_memory_asks_for(plan, directory):
+    def chosen(*flags: str) -> tuple[int, float, str]:
+        result = plan("--actor.model", model, *placed, *flags, "--json")
+        training = next(each for each in json.loads(result.stdout)["phases"] if each["phase"] == "training")
+        return training["choices"]["actor"]["recomputed"], training["bytes"]["activations"] / 1e9, result.output
+
+    model = directory("7B")
+    placed = ("--runtime", "ray", "--placement", "actor+rollout=8", "--backend", "fsdp", *ENGINE)
+    auto = ("--actor.gradient-checkpointing", "auto", "--memory-gb")
+    (few, most, _), (some, less, _), (every, least, _) = (chosen(*auto, size) for size in ("141", "80", "34"))
+    assert (few, every) == (0, 28)
+    assert 0 < some < 28
+    assert most > less > least
+    assert chosen(*auto[:2])[:2] == (28, least), "the memory of the devices is unknown"
+    table = plan("--actor.model", model, *placed, *auto, "80")
+    assert f"actor recomputes {some} of 28 layers" in table.output
+    fixed = ("--actor.gradient-checkpointing", str(some), "--memory-gb", "80")
+    assert plan("--actor.model", model, *placed, *fixed).output.splitlines()[3] == table.output.splitlines()[3]
+    one_less = ("--actor.gradient-checkpointing", str(some - 1), "--memory-gb", "80")
+    assert "it would fit with --actor.gradient-checkpointing true" in refused(plan("--actor.model", model, *placed, *one_less))
+    many = plan("--actor.model", model, *placed, "--actor.gradient-checkpointing", "29")
+    assert f"--actor.gradient-checkpointing 29: the model '{model}' has 28 layers; true recomputes all" in refused(many)
+
+
 def test_flex_attention_is_planned_as_sdpa(plan, directory):
     flags = ("--actor.model", directory("7B"), "--placement", "actor+rollout=8", *FSDP, *ENGINE, "--json")
     assert phases(plan(*flags)) == phases(plan(*flags, "--actor.attn-implementation", "flex_attention"))

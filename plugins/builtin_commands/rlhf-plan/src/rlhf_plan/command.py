@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -155,7 +155,8 @@ class Plan:
         rows = [[where, *parts, "sum"], *(_row(phase, parts) for phase in self.phases)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
-        return [*table, *self.notes]
+        choices = [f"{name} {choice}." for each in self.phases for name, choice in each.choices.items()]
+        return [*table, *choices, *self.notes]
 
     def json(self) -> str:
         """Returns a JSON object, with bytes."""
@@ -166,6 +167,7 @@ class Plan:
                 "phase": each.name,
                 "bytes": dict(each.parts),
                 "sum": each.total,
+                "choices": {name: asdict(choice) for name, choice in each.choices.items()},
             }
             for each in self.phases
         ]

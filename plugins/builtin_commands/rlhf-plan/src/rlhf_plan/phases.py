@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import AutoConfig
 
 from rlhf_host import RoleNeed, UserError
 from rlhf_host.commands import first_line
-from rlhf_host.internals import chunk_bytes, context_length, find_model, in_backend, meta_model, role_views, weights_of
+from rlhf_host.internals import (
+    blocks_of,
+    chunk_bytes,
+    context_length,
+    find_model,
+    in_backend,
+    kept_bytes,
+    meta_model,
+    role_flag,
+    role_views,
+    weights_of,
+)
 from rlhf_host.protocols import (
     CountsServing,
     CountsTraining,
@@ -26,14 +37,30 @@ from rlhf_host.protocols import (
     TrainingMemory,
 )
 from rlhf_host.settings import RoleConfig
-from rlhf_plan.footprint import Footprint, block_list, footprint, rows_of
-from rlhf_plan.items import PARTS
+from rlhf_plan.footprint import Footprint, footprint
+from rlhf_plan.items import GB, PARTS
+from rlhf_plan.pass_memory import USABLE, budget_rows
 
 START, LOAD, TRAIN, SYNC, SAMPLE = "engines start", "models are loaded", "training", "weights are sent", "sampling"
-USABLE = 0.9
-"""Share of a device that is planned with; the rest is for the driver, kernels' workspaces and fragments, which is an estimate."""
 BESIDE = 0.05
 """Share of a device that others may take of it beside an engine that takes a share of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a role's passes keep for the backward pass."""
+
+    layers: int
+    recomputed: int
+    auto: bool
+    """Memory decides the number of recomputed layers."""
+    kept_logits: float = 0.0
+    """Bytes of logits that are kept, which is only done where they fit and not in the sum; 0: they are computed twice."""
+
+    def __str__(self) -> str:
+        recomputes = [f"recomputes {self.recomputed} of {self.layers} layers"] if self.auto else []
+        keeps = [f"keeps its logits, for which {self.kept_logits / GB:.1f} GB are free"] if self.kept_logits else []
+        return " and ".join(recomputes + keeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +72,8 @@ class Phase:
     parts: Mapping[str, float]
     usable: float
     """Share of a device that it may take."""
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    """Role → what memory decides of its passes."""
 
     @property
     def total(self) -> float:
@@ -107,8 +136,13 @@ class Planner:
         if roles:
             yield self._phase(group, LOAD, engine.share, beside, {"weights": sum(role.loaded for role in roles)})
         if trained := [role for role in roles if role.trained]:
-            busy = max((role.training for role in trained), key=lambda parts: sum(parts.values()))
-            yield self._phase(group, TRAIN, engine.share, beside, held, busy)
+            size = self.device_bytes
+            free = None if size is None else USABLE * size - self._phase(group, TRAIN, engine.share, beside, held).total
+            chosen = {role.name: role.chosen(free) for role in trained}
+            busy = max((parts for parts, _ in chosen.values()), key=lambda parts: sum(parts.values()))
+            phase = self._phase(group, TRAIN, engine.share, beside, held, busy)
+            choices = {name: choice for name, (_, choice) in chosen.items() if str(choice)}
+            yield replace(phase, choices=choices)
         if start.engine is not None and sync and (samples or "actor" in group.roles):
             woken = {"engine": engine.weights} if turns else beside
             yield self._phase(group, SYNC, engine.share, held, woken if samples else {}, sync)
@@ -129,13 +163,13 @@ class Planner:
         backend: Any = start.backend.build()
         traits = backend.traits
         if not in_backend(need, settings, traits, group.devices):
-            parts = {"weights": model.bytes}
-            return _Role(need.name, model.bytes, parts, parts)
+            parts = {"weights": model.counts.bytes}
+            return _Role(need.name, model.counts.bytes, parts, parts)
         if not isinstance(backend, CountsTraining):
             raise UserError(
                 f"backend {start.backend.name} does not tell what memory it needs (memory): no memory can be planned"
             )
-        counted = model.counted(group.devices, device)
+        counted = replace(model.counts, processes=group.devices, device=device)
         needed, loaded = backend.memory(counted), counted.bytes
         if traits.loads_shards and not settings.quantize:
             # Kernels are tried on a model of few layers; it is gone when the weights come, block by block.
@@ -148,9 +182,14 @@ class Planner:
         autocast = not narrow and (start.train.autocast == "bfloat16" or (start.train.autocast == "auto" and device == "cuda"))
         budget = start.train.max_tokens_per_microbatch
         longest = min(self.sampling.row or budget, model.context)
-        rows, length = rows_of(budget, longest)
-        passed = self._footprint(start, need, needed.width, autocast)
-        kept = passed.kept(rows, length, recomputed=settings.gradient_checkpointing)
+        rows, length = budget_rows(budget, longest)
+        passed = self._footprint(start, need, needed.width, autocast).passed
+        depth, asked = len(passed.layers), settings.gradient_checkpointing
+        if isinstance(asked, int) and asked > max(depth, 1):
+            raise UserError(
+                f"{role_flag(need.name)}.gradient_checkpointing {asked}: the model {settings.model!r} has {depth} layers"
+            )
+        counts = range(depth + 1) if asked == "auto" else [depth if asked is True else int(asked)]
         logits = 0.0
         if need.head == "lm":
             logits = chunk_bytes(
@@ -162,7 +201,17 @@ class Planner:
                 trained=model.head_trained,
                 device=device,
             )
-        return _Role.of(need.name, loaded, needed, kept, passed.copies, logits)
+        keeps = start.train.keep_logits == "auto" and device == "cuda" and need.head == "lm"
+        return _Role.of(
+            need.name,
+            loaded,
+            needed,
+            {count: passed.kept(rows, length, count) for count in counts},
+            passed.copies,
+            logits,
+            Choice(layers=depth, recomputed=depth, auto=asked == "auto"),
+            kept_bytes(rows * length, model.vocabulary, narrow=narrow or autocast) if keeps else 0.0,
+        )
 
     def _engine(self, start: RuntimeStart, group: DeviceGroup, device: DeviceKind) -> ServingMemory:
         """Returns the memory of an engine on these devices; none, if there is no engine."""
@@ -175,7 +224,7 @@ class Planner:
         model = self._model(start, need)
         return plugin.memory(
             ServedModel(
-                numbers=model.trained + model.frozen,
+                numbers=model.counts.numbers,
                 cached=self._footprint(start, need).cached,
                 rows=math.ceil(self.sampling.answers / group.engines),
                 tokens=min(self.sampling.longest, model.context),
@@ -207,25 +256,25 @@ class Planner:
             )
         return model
 
-    def _model(self, start: RuntimeStart, need: RoleNeed) -> _Model:
+    def _model(self, start: RuntimeStart, need: RoleNeed) -> CountedModel:
         role = start.roles[need.name]
-        key = need.name, _plain(role).model_dump_json()
+        key = need.name, plain(role).model_dump_json()
         if key not in self._measured:
-            outlined = self._outline(need, _plain(role))
-            self._measured[key] = _Model.of(role, outlined)
+            outlined = self._outline(need, plain(role))
+            self._measured[key] = CountedModel.of(role, outlined)
             self._outlines[key] = outlined
-        found: _Model = self._measured[key]
+        found: CountedModel = self._measured[key]
         return found
 
     def _footprint(
         self, start: RuntimeStart, need: RoleNeed, width: int | None = None, autocast: bool | None = None
     ) -> Footprint:
         """``autocast``: None: any that was measured will do."""
-        plain = _plain(start.roles[need.name])
-        measured: dict[Any, Footprint] = self._measured.setdefault(("footprints", need.name, plain.model_dump_json()), {})
+        lone = plain(start.roles[need.name])
+        measured: dict[Any, Footprint] = self._measured.setdefault(("footprints", need.name, lone.model_dump_json()), {})
         key = next(iter(measured), (width, False)) if autocast is None else (width, autocast)
         if key not in measured:
-            measured[key] = footprint(self._outline(need, plain), width=key[0], autocast=key[1])
+            measured[key] = footprint(self._outline(need, lone), width=key[0], autocast=key[1])
         return measured[key]
 
 
@@ -239,93 +288,103 @@ class _Role:
     """Between steps."""
     stays: Mapping[str, float]
     """While engines sample, where these take turns with the trainer."""
-    training: Mapping[str, float] = field(default_factory=dict)
-    """In a step, beside ``held``."""
+    training: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Number of recomputed layers → bytes in a step, beside ``held``; the fewest layers first."""
     copies: float = 0.0
+    choice: Choice | None = None
+    logits: float = 0.0
+    """Bytes of logits that are kept if there is room."""
 
     @classmethod
-    def of(cls, name: str, loaded: float, needed: TrainingMemory, kept: float, copies: float, logits: float) -> _Role:
+    def of(
+        cls,
+        name: str,
+        loaded: float,
+        needed: TrainingMemory,
+        kept: Mapping[int, float],
+        copies: float,
+        chunk: float,
+        choice: Choice,
+        logits: float,
+    ) -> _Role:
         held = {"weights": needed.weights, "gradients": needed.between, "optimizer": needed.optimizer}
-        gathered = max(needed.gathered + copies, needed.ending - kept - logits)
         training = {
-            "gradients": needed.gradients - needed.between,
-            "gathered": gathered,
-            "activations": kept,
-            "logits": logits,
+            count: {
+                "gradients": needed.gradients - needed.between,
+                "gathered": max(needed.gathered + copies, needed.ending - layers - chunk),
+                "activations": layers,
+                "logits": chunk,
+            }
+            for count, layers in kept.items()
         }
         stays = held if needed.stays is None else {"weights": needed.stays}
-        return cls(name, loaded, held, stays, training, copies)
+        return cls(name, loaded, held, stays, training, copies, choice, logits)
 
     @property
     def trained(self) -> bool:
         return bool(self.training)
 
+    def chosen(self, free: float | None) -> tuple[Mapping[str, float], Choice]:
+        """Returns the bytes with the fewest recomputed layers that fit, or with all, and what passes keep then."""
+        assert self.choice is not None
+        needed = {count: sum(parts.values()) for count, parts in self.training.items()}
+        fitting = [count for count, bytes_ in needed.items() if free is not None and bytes_ <= free]
+        count = min(fitting, default=max(needed))
+        fits = free is not None and needed[count] + self.logits <= free
+        return self.training[count], replace(self.choice, recomputed=count, kept_logits=self.logits if fits else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class CountedModel:
     """Counts of a role's model."""
 
-    trained: int
-    frozen: int
-    frozen_bytes: float
-    blocks: Sequence[tuple[int, int]]
-    """Numbers of each block, and those that are trained."""
+    counts: TrainedModel
+    """Of one process."""
     vocabulary: int
     hidden: int
     context: int
     head_trained: bool
 
     @classmethod
-    def of(cls, role: Any, model: Any) -> _Model:
-        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        frozen = [(weight.numel(), width) for weight, width in weights_of(role, model) if not weight.requires_grad]
-        blocks = [
-            (
-                sum(each.numel() for each in block.parameters()),
-                sum(each.numel() for each in block.parameters() if each.requires_grad),
-            )
-            for block in block_list(model) or ()
-        ]
+    def of(cls, role: Any, model: Any) -> CountedModel:
         config, head = model.config.get_text_config(), model.get_output_embeddings()
         sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "context": context_length(model)}
         for name, size in sizes.items():
             if not 1 <= size < 10**9:
                 raise UserError(f"the config.json of {role.model!r} has an impossible {name}: {size}")
         return cls(
-            trained,
-            sum(count for count, _ in frozen),
-            sum(count * width for count, width in frozen),
-            blocks,
+            _counts(role, model),
             config.vocab_size,
             config.hidden_size,
             context_length(model),
             head is not None and head.weight.requires_grad,
         )
 
-    @property
-    def bytes(self) -> float:
-        return 4 * self.trained + self.frozen_bytes
 
-    def counted(self, processes: int, device: DeviceKind) -> TrainedModel:
-        """Returns what a backend is told."""
-        whole = self.trained + self.frozen
-        block, trained_block = max(self.blocks, default=(whole, self.trained))
-        outside = whole - sum(count for count, _ in self.blocks) if self.blocks else 0
-        trained_outside = self.trained - sum(count for _, count in self.blocks) if self.blocks else 0
-        return TrainedModel(
-            trained=self.trained,
-            frozen=self.frozen,
-            frozen_bytes=self.frozen_bytes,
-            block=block,
-            outside=outside,
-            trained_block=trained_block,
-            trained_outside=trained_outside,
-            processes=processes,
-            device=device,
-        )
+def _counts(role: Any, model: Any) -> TrainedModel:
+    def numbers(part: Any) -> tuple[int, int]:
+        weights = list(part.parameters())
+        return sum(each.numel() for each in weights), sum(each.numel() for each in weights if each.requires_grad)
+
+    whole, trained = numbers(model)
+    frozen = [(weight.numel(), width) for weight, width in weights_of(role, model) if not weight.requires_grad]
+    blocks = [numbers(block) for block in blocks_of(model).values()]
+    block, trained_block = max(blocks, default=(whole, trained))
+    count = sum(count for count, _ in frozen)
+    return TrainedModel(
+        trained=trained,
+        frozen=count,
+        frozen_bytes=sum(count * width for count, width in frozen),
+        block=block,
+        outside=trained + count - sum(count for count, _ in blocks) if blocks else 0,
+        trained_block=trained_block,
+        trained_outside=trained - sum(count for _, count in blocks) if blocks else 0,
+        processes=1,
+        device="cuda",
+    )
 
 
-def _plain(role: RoleConfig) -> RoleConfig:
+def plain(role: RoleConfig) -> RoleConfig:
     """Returns the role without recomputed blocks, which change no count, and with an attention that runs without data."""
     flex = role.attn_implementation == "flex_attention"
     kernel = "sdpa" if flex else role.attn_implementation

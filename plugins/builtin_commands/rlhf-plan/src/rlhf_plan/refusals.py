@@ -96,7 +96,7 @@ class _Way:
 def _ways(start: RuntimeStart) -> Iterator[_Way]:
     """Yields ways, the plainest first."""
     trained = [need.name for need in start.needs.roles if need.trainable]
-    if plain := [name for name in trained if not start.roles[name].gradient_checkpointing]:
+    if plain := [name for name in trained if str(start.roles[name].gradient_checkpointing) not in ("True", "auto")]:
         flags = " ".join(f"--{role_flag(name)}.gradient-checkpointing true" for name in plain)
         yield _Way("checkpointing", flags, {name: {"gradient_checkpointing": True} for name in plain})
     for what in ("engine", "backend"):
