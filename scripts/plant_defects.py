@@ -54,7 +54,7 @@ NEAR = {
     "rlhf_host/engines/embedded": " ".join(
         f"tests/engines/test_{name}.py" for name in ("looks", "transformers_engine", "embedded_weights")
     ),
-    "rlhf_host/engines/sampling": "tests/engines/test_sampling.py",
+    "rlhf_host/engines/sampling": "tests/engines/test_sampling.py tests/test_gpu_roofline.py",
     "rlhf_host/extensions": "tests/extensions/test_kl.py",
     "rlhf_host/functional/kl": "tests/functional/test_kl.py",
     "rlhf_host/functional/policy": "tests/functional/test_policy.py",
@@ -63,6 +63,7 @@ NEAR = {
     "rlhf_host/functional/statistics": "tests/functional/test_statistics.py",
     "rlhf_host/models/adapter_dropout": "tests/training/test_adapter_dropout.py",
     "rlhf_host/models/adapters": "tests/models/test_adapters.py",
+    "rlhf_host/models/attention": "tests/test_gpu_roofline.py",
     "rlhf_host/models/carried": "tests/models/test_carried.py",
     "rlhf_host/models/logprobs": "tests/models/test_logprobs.py",
     "rlhf_host/models/passes": "tests/models/test_passes.py",
