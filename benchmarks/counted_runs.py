@@ -8,12 +8,13 @@ here they find every kernel and layout correct, so kernels are used where a run 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ from rlhf_host.config.load import read_config
 from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.errors import UserError
 from rlhf_host.models.meta_model import meta_model
+from rlhf_host.plugins import libraries
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import EngineStart, Kernels, RuntimeStart
 from rlhf_host.records.episodes import Sampling
@@ -141,9 +143,19 @@ def count_update(shape: Shape, flags: Sequence[str] = (), layers: int | None = N
 def count_decoding(shape: Shape, flags: Sequence[str] = (), layers: int | None = None) -> Work:
     """Counts ``STEPS`` steps of ``DECODED`` rows: what a wave with as many more tokens adds."""
     with CountingGpu() as gpu, _roles(gpu, shape, flags, layers) as (roles, engine):
-        few, more = (_wave(gpu, roles, engine, tokens) for tokens in (STEPS, 2 * STEPS))
+        with _graphs_at_once():
+            few, more = (_wave(gpu, roles, engine, tokens) for tokens in (STEPS, 2 * STEPS))
         _refuse_unused(roles)
     return Work(*(_without(own, other) for own, other in zip(more, few, strict=True)))
+
+
+def _graphs_at_once() -> Any:
+    """What ``rlhf-kernels-graphs`` would record and play is computed at once inside the block: the same launches."""
+    try:
+        capture = importlib.import_module("rlhf_kernels_graphs.capture")
+    except ImportError:
+        return nullcontext()
+    return patch.dict(capture.CAPTURES, cuda=lambda work: work)
 
 
 def _without(counts: Counter[Any], others: Counter[Any]) -> Counter[Any]:
@@ -195,23 +207,33 @@ def _roles(gpu: CountingGpu, shape: Shape, flags: Sequence[str], layers: int | N
     with tempfile.TemporaryDirectory(prefix="counted-") as directory:
         Path(directory, "config.json").write_text(json.dumps(shape.configuration(layers or shape.layers)))
         start = replace(start, roles={"actor": start.roles["actor"].model_copy(update={"model": directory})})
-        with patch("rlhf_host.models.loading.load_model", lambda role, **how: _without_weights(gpu, role, how)), gpu.trusting():
+        load = patch("rlhf_host.models.loading.load_model", lambda role, **how: _without_weights(gpu, role, how))
+        with load, _with_triton(), gpu.trusting():
             roles = Roles(start)
         yield roles, start.engine
 
 
 @cache
 def _start(flags: tuple[str, ...]) -> RuntimeStart:
-    resolved = resolve(read_config((), parse([*USUAL, "--actor.model", "quickstart", *flags])).config)
-    manager = resolved.plugins()
-    return runtime_start(resolved.config, manager, merge_needs(manager), None, 1000, {})
+    with _with_triton():
+        resolved = resolve(read_config((), parse([*USUAL, "--actor.model", "quickstart", *flags])).config)
+        manager = resolved.plugins()
+        return runtime_start(resolved.config, manager, merge_needs(manager), None, 1000, {})
+
+
+def _with_triton() -> Any:
+    """Kernels find Triton inside the block, as beside every torch for CUDA. None of them is run."""
+    missing = libraries.missing_library
+    return patch.object(
+        libraries, "missing_library", lambda info, names: missing(info, [name for name in names if name != "triton"])
+    )
 
 
 def _refuse_unused(roles: Roles) -> None:
     """Raises ``UserError`` if kernels were asked for, and none are used."""
     reports = getattr(roles.kernels, "reports", [])
     if reports and not any(" are used " in line for line in reports):
-        raise UserError(reports[0])
+        raise UserError(reports[-1])
 
 
 def _without_weights(gpu: CountingGpu, role: Any, how: dict[str, Any]) -> Any:

@@ -93,7 +93,7 @@ class OnGpu(Tensor):
 
     @property
     def data(self) -> Tensor:
-        return self.detach()
+        return OnGpu(self.near)
 
     @data.setter
     def data(self, value: OnGpu) -> None:
@@ -239,6 +239,8 @@ class CountingGpu:
     def _compute(self, func: Any, traits: _Traits, args: Any, kwargs: Any, here: list[OnGpu]) -> Any:
         known = all(value.near.device.type == "cpu" for value in here)
         if traits.name == "_local_scalar_dense":
+            if self._trusts and here[0].dtype.is_floating_point:
+                return 0.0  # a distance
             return _numbers(here[0].near, self._trusts).item()
         if traits.name in READERS and not known:
             raise NotImplementedError(f"{traits.name} of a tensor without numbers")
@@ -444,6 +446,12 @@ def _as_cuda() -> Iterator[None]:
     autocast = torch.amp.autocast_mode.autocast
     start, enabled, dtype = autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
 
+    backward = torch.autograd._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with _Functions():  # torch has switched it off, because backward() is one of its functions
+            return backward(*args, **kwargs)
+
     group = torch._C._group_tensors_by_device_and_dtype
 
     def grouped(tensors: Any, with_indices: bool = False) -> Any:
@@ -460,6 +468,7 @@ def _as_cuda() -> Iterator[None]:
         patch.object(autocast, "__init__", begin),
         patch.object(torch, "is_autocast_enabled", lambda device=DEVICE.type: enabled(other(device))),
         patch.object(torch, "get_autocast_dtype", lambda device: dtype(other(device))),
+        patch.object(torch.autograd, "_engine_run_backward", run_backward),
         patch.object(torch._C, "_group_tensors_by_device_and_dtype", grouped),
         patch.object(_foreach_utils, "_foreach_supported_types", [*_foreach_utils._foreach_supported_types, OnGpu]),
         patch.object(torch.cuda, "is_bf16_supported", lambda *_, **__: True),
