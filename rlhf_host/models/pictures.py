@@ -186,8 +186,14 @@ def _token_positions(ids: Sequence[int], images: Sequence[Shown], seen: Seen) ->
 def features_of(base: Any, seen: Seen, device: torch.device) -> Any:
     """Runs the tower over the pictures. Returns what transformers' ``get_image_features`` returns."""
     takes = _takes(base, "get_image_features")
-    tensors = {name: value.to(device, non_blocking=True) for name, value in seen.tensors.items() if name in takes}
+    tensors = {name: _typed(base, value, device) for name, value in seen.tensors.items() if name in takes}
     return base.get_image_features(**tensors, return_dict=True)
+
+
+def _typed(base: Any, value: Tensor, device: torch.device) -> Tensor:
+    """Returns what a processor made, on a device, in the type of the model's weights: not all towers cast it."""
+    dtype = base.get_input_embeddings().weight.dtype if value.is_floating_point() else value.dtype
+    return value.to(device, dtype, non_blocking=True)
 
 
 def inputs(base: Any, layout: Layout, features: Any) -> dict[str, Any]:
@@ -201,7 +207,7 @@ def inputs(base: Any, layout: Layout, features: Any) -> dict[str, Any]:
     takes = _takes(base, "forward")
     given = layout.inputs() | {name: places.types for name in TYPES if name in takes}
     if places.alone is not None:
-        return given | {name: value.to(layout.input_ids.device) for name, value in places.alone.items()}
+        return given | {name: _typed(base, value, layout.input_ids.device) for name, value in places.alone.items()}
     embedding = base.get_input_embeddings()(layout.input_ids.new_tensor([places.seen.placeholder]))
     order, total = places.features, places.seen.starts[-1]
     ordered = {

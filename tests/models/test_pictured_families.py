@@ -146,3 +146,14 @@ def test_a_family_computes_as_plain_transformers_or_is_refused(name):
 
 def test_every_family_has_an_outcome():
     assert set(CASES) == set(families())
+
+
+@pytest.mark.parametrize("name", ["got_ocr2", "qwen2_5_vl"])
+def test_pictures_reach_a_model_in_16_bits_in_its_type(name):
+    """Processors make them in float32, and not every tower casts them."""
+    passes = Passes(pictured(name).model.bfloat16(), reader=Reader(pictured(name)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        passes.prepare(64, pictured=True)
+    assert passes._verdict is not None
+    assert passes._verdict.padded is not None
