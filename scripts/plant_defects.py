@@ -44,6 +44,7 @@ NEAR = {
     "rlhf_host/backends/optimizers": "tests/backends/test_optimizers.py tests/backends/test_steps.py",
     "rlhf_host/backends": "tests/backends/test_steps.py",
     "plugins/builtin_data/rlhf-rows/src/rlhf_rows/batches": "tests/training/test_rows.py",
+    "rlhf_host/models/masters": "tests/backends/test_masters.py",
     "plugins/builtin_data/rlhf-rows/src/rlhf_rows/spans": (
         "plugins/builtin_data/rlhf-rows/tests/test_spans.py plugins/builtin_data/rlhf-rows/tests/test_openings.py"
     ),

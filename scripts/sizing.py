@@ -133,9 +133,11 @@ def sizes(config: Any) -> Sizes:
 
 # --- bytes ----------------------------------------------------------------------------------------
 
-TORCH, ZERO_2, ZERO_3_BF16 = "`torch`", "`deepspeed`, ZeRO 2", "`deepspeed`, ZeRO 3, `--backend.precision bf16`"
+TORCH, TORCH_BF16, ZERO_2 = "`torch`", "`torch`, passes in bfloat16", "`deepspeed`, ZeRO 2"
+ZERO_3_BF16 = "`deepspeed`, ZeRO 3, `--backend.precision bf16`"
 TRAINED = {
     TORCH: (16, 0),
+    TORCH_BF16: (18, 0),
     "`deepspeed`, ZeRO 1": (8, 12),
     ZERO_2: (4, 20),
     "`deepspeed`, ZeRO 3": (0, 24),
@@ -146,6 +148,7 @@ TRAINED = {
 """Bytes per trained weight at their most, with gradients and optimizer: on every rank, and shared by all ranks."""
 HELD = {
     TORCH: (12, 0),
+    TORCH_BF16: (14, 0),
     "`deepspeed`, ZeRO 1": (4, 12),
     ZERO_2: (4, 12),
     "`deepspeed`, ZeRO 3": (0, 20),
@@ -170,8 +173,8 @@ def quantized(model: Sizes) -> float:
 
 
 def adapter(model: Sizes, rank: int = RANK) -> float:
-    """A trained LoRA adapter, in float32 with gradients and AdamW's moments."""
-    return 16 * rank * model.adapter
+    """A trained LoRA adapter, in bfloat16, with masters, gradients and AdamW's moments in float32."""
+    return 18 * rank * model.adapter
 
 
 def layer(model: Sizes, autocast: bool) -> int:
@@ -192,10 +195,6 @@ def activations(model: Sizes, checkpointing: bool, autocast: bool = True) -> int
 def cache(model: Sizes, number: float = 2.0) -> float:
     """Keys and values of a token; ``number``: bytes of each number."""
     return 2 * model.layers * model.keys * number
-
-
-EMBEDDED = 3.0
-"""Bytes of a number in the embedded engine's cache under autocast: keys have 4, values 2."""
 
 
 # --- ways to train --------------------------------------------------------------------------------
@@ -249,7 +248,7 @@ def _all_weights(name: str, flags: str, backend: str, *, checkpointing: bool = T
         sharded if backend == ZERO_3_BF16 else (lambda model, _: 4 * model.parameters),
         lambda model, devices: per_weight(TRAINED[backend], devices) * model.parameters,
         lambda model, devices: per_weight(HELD[backend], devices) * model.parameters,
-        lambda model, devices: per_weight(HELD[backend], devices) * model.parameters if backend == TORCH else 0,
+        lambda model, devices: per_weight(HELD[backend], devices) * model.parameters if backend == TORCH_BF16 else 0,
         checkpointing,
         copies,
     )
@@ -271,8 +270,8 @@ WITH_ADAPTERS = (
     _adapters("LoRA over 4 bits", f"{LORA} --actor.quantize 4bit", quantized),
 )
 ALONE = (
-    _all_weights("all weights", "", TORCH, checkpointing=False),
-    _all_weights("all weights, checkpointing", CHECKPOINTING, TORCH),
+    _all_weights("all weights", "", TORCH_BF16, checkpointing=False, copies=False),
+    _all_weights("all weights, checkpointing", CHECKPOINTING, TORCH_BF16, copies=False),
     *WITH_ADAPTERS,
 )
 """On one device, sampling with the trainer's own module; the plainest first."""
@@ -305,9 +304,7 @@ def alone(model: Sizes, memory: float) -> Plan | None:
             way,
             way.loaded(model, 1),
             way.training(model, 1),
-            way.held(model, 1)
-            + (2 * model.linear if way.copies else 0)
-            + SIDE_BY_SIDE * ROW * cache(model, EMBEDDED if way.copies else 2),
+            way.held(model, 1) + SIDE_BY_SIDE * ROW * cache(model),
         )
         for way in ALONE
     )
@@ -362,18 +359,15 @@ def models_table(models: dict[str, Sizes]) -> Iterator[str]:
     )
     for name, model in models.items():
         count, lora = model.parameters, RANK * model.adapter
-        whole = [f"{size / GB:.1f} GB" for size in (16 * count, 2 * count, quantized(model))]
+        whole = [f"{size / GB:.1f} GB" for size in (18 * count, 2 * count, quantized(model))]
         yield _row(name, f"{count / 1e9:.2f}·10⁹", *whole, f"{lora / 1e6:.1f}·10⁶", f"{adapter(model) / GB:.2f} GB")
 
 
 def tokens_table(models: dict[str, Sizes]) -> Iterator[str]:
-    yield from _head(
-        "model", "kept for the backward pass", "with checkpointing", "cache, `vllm`", "cache, `transformers`", "logits"
-    )
+    yield from _head("model", "kept for the backward pass", "with checkpointing", "cache", "logits")
     for name, model in models.items():
         kept = [f"{activations(model, each) / 1e3:,.0f} kB" for each in (False, True)]
-        cached = [f"{cache(model, number) / 1e3:.0f} kB" for number in (2.0, EMBEDDED)]
-        yield _row(name, *kept, *cached, f"{4 * model.vocabulary / 1e3:.0f} kB")
+        yield _row(name, *kept, f"{cache(model) / 1e3:.0f} kB", f"{4 * model.vocabulary / 1e3:.0f} kB")
 
 
 def ways_table() -> Iterator[str]:

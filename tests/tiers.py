@@ -32,6 +32,10 @@ SLOW = {
         r"schedules_of_every_backend\[(?!optim=(megatron|automodel))|with_its_reason\[(?!optim.num)",
         "schedules of verl's five backends; of two of them at every change",
     ),
+    "tests/backends/test_masters.py": (
+        "adapter|other_optimizers|learns|resumed|tied|does_not_run|class_keeps|backend_keeps",
+        "masters of adapters, under other optimizers and of a resumed role; what is rounded and written at every change",
+    ),
     "tests/distributed/ray/test_run.py": (
         "",
         "runs on Ray that resume, or that end early; test_whole_stack trains there at every change",

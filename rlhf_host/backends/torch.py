@@ -43,8 +43,8 @@ class Torch:
 
     @property
     def traits(self) -> BackendTraits:
-        kept = round(self._state_bytes)
-        return BackendTraits(state_bytes=4 + kept, everywhere=True, saved_bytes=kept)  # and the gradient in float32
+        kept = round(self._state_bytes)  # and the gradient in float32
+        return BackendTraits(state_bytes=4 + kept, everywhere=True, saved_bytes=kept, masters=True)
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
         """Raises ``UserError`` for an optimizer that cannot be made, or that lacks what a role sets."""
@@ -59,7 +59,9 @@ class Torch:
     def memory(self, model: TrainedModel) -> TrainingMemory:
         gradients = 4 * model.trained
         flat = min(max(BUCKET_BYTES, 4 * model.trained_outside), gradients) if model.processes > 1 else 0
-        return TrainingMemory(weights=model.bytes, gradients=gradients + flat, optimizer=self._state_bytes * model.trained)
+        weights, masters = (2, 4) if model.rounded else (4, 0)
+        held, state = weights * model.trained + model.frozen_bytes, (masters + self._state_bytes) * model.trained
+        return TrainingMemory(weights=held, gradients=gradients + flat, optimizer=state, width=2 if model.rounded else None)
 
     def start(self, start: BackendStart) -> Backend:
         from rlhf_host.backends.torch_backend import TorchBackend

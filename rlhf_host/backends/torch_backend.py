@@ -15,7 +15,9 @@ from rlhf_host.backends.optimizers import ADAMW, MUON, arguments_of, make_optimi
 from rlhf_host.backends.weights import in_buckets, named_weights
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.errors import UserError
+from rlhf_host.models.dtypes import master_of
 from rlhf_host.models.loading import copy_model, host_copy
+from rlhf_host.models.masters import renew
 from rlhf_host.protocols import BackendStart, Buckets, StepResult, Tensors, Writer
 from rlhf_host.records.torch_files import OTHER, load_data
 
@@ -55,17 +57,22 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
 
 
 class TorchBackend:
-    """Backend for ``start.model``, whose trainable parameters are fp32: bf16 weights would lose small updates."""
-
-    exact = True
+    """Backend for ``start.model``, whose trainable parameters are fp32, or have fp32 masters: bf16 weights would lose small
+    updates.
+    """
 
     def __init__(self, start: BackendStart, optimizer: str = ADAMW, arguments: Sequence[str] = ()):
         self.ranks, self.model, self.role, self.total_updates = start.ranks, start.model, start.role, start.total_updates
         self.updates = 0
         self.lr = start.role.peak_lr
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.parameters: list[Any] = [master_of(parameter) for parameter in trained]
+        self._rounded = [parameter for parameter in trained if master_of(parameter) is not parameter]
+        self._adding, self.exact = False, not self._rounded
+        for parameter in self._rounded:
+            parameter.register_post_accumulate_grad_hook(self._add)
         groups = decayed_groups(self.parameters, self.role.weight_decay)
-        outside = outside_blocks(self.model) if optimizer == MUON else set()
+        outside = set(map(master_of, outside_blocks(self.model))) if optimizer == MUON else set()
         self.optimizer = make_optimizer(optimizer, arguments_of(arguments), groups, self.role, self.lr, outside)
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
@@ -74,7 +81,17 @@ class TorchBackend:
     run_head = run_pass
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
+        self._adding = True
         loss.backward()
+        self._adding = False
+
+    def _add(self, weight: Any) -> None:
+        """Adds a gradient in 16 bits to that of the master, in float32, as soon as a backward pass has it: all of them together
+        would be another copy of the model.
+        """
+        if self._adding:
+            gradient, master, weight.grad = weight.grad, weight.master, None
+            master.grad = gradient.to(master.dtype) if master.grad is None else master.grad.add_(gradient)
 
     def step(self) -> StepResult:
         """Clips, then makes a step, unless a gradient is not finite: then weights and schedule do not change."""
@@ -90,6 +107,7 @@ class TorchBackend:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        renew(self._rounded)
         self.updates += 1
         self.discard()
         return StepResult(norm, rate, applied=True)

@@ -8,16 +8,17 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from rlhf_host.models.adapters import engine_weights, merged_weights
+from rlhf_host.models.dtypes import master_of
 from rlhf_host.protocols import Bucket
 
 T = TypeVar("T")
 
 
 def stored_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns parameters and persistent buffers as the model holds them, under every name they have."""
+    """Returns parameters, or their masters, and persistent buffers as the model holds them, under every name they have."""
     names = set(model.state_dict())
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    return {name: tensor.detach() for name, tensor in tensors.items() if name in names}
+    return {name: master_of(tensor).detach() for name, tensor in tensors.items() if name in names}
 
 
 def named_weights(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -284,7 +284,7 @@ class TrainConfig(Section):
         description="which policy the ratio compares with; auto: fused with one update per batch and no dropout, else recompute;"
         " with async_depth: sampler",
     )
-    autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="auto: bfloat16 where the hardware has it (CUDA)")
+    autocast: Literal["auto", "off", "bfloat16"] = Field("auto", description="type of passes' weights; auto: bfloat16 on GPUs")
     shared_prefix: Literal["auto", "on", "off"] = Field("auto", description="compute a group's prompt once in training")
     keep_logits: Literal["auto", "on", "off"] = Field(
         "auto", description="keep logits for the backward pass, or compute them twice; auto: keep them on GPUs where they fit"

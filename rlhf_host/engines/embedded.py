@@ -21,10 +21,11 @@ from rlhf_host.engines.transformers import Transformers
 from rlhf_host.engines.waves import Dropped, Finish, Waves
 from rlhf_host.errors import RunError
 from rlhf_host.models.loading import context_length
+from rlhf_host.models.masters import autocast_of
 from rlhf_host.models.precision import evaluation
 from rlhf_host.phases import slow_phase
 from rlhf_host.plugins.threads import Threads
-from rlhf_host.protocols import Buckets, Decoder, EngineStart, RefilledDecoder, Use
+from rlhf_host.protocols import NO_WEIGHTS, Buckets, Decoder, EngineStart, RefilledDecoder, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.pictures import images_of
 
@@ -42,6 +43,8 @@ class EmbeddedEngine:
         model: Any = start.model
         self.options, self.model, self.tokenizer, self.version = options, model, start.tokenizer, start.version
         self._compute, self._kernels = start.compute, start.kernels
+        # Weights that are not the trainer's are rounded here.
+        autocast_of(model, options.autocast, model.device, rounds=start.version == NO_WEIGHTS)
         use = self._use
         self.exact = use.autocast is None and use.dtype == torch.float32
         self.dead = False
@@ -60,9 +63,8 @@ class EmbeddedEngine:
     @property
     def _use(self) -> Use:
         """Use of the model in its present state: it may have been moved or cast."""
-        weight, choice = next(self.model.parameters()), self.options.autocast
-        on = choice == "bfloat16" or (choice == "auto" and weight.is_cuda and torch.cuda.is_bf16_supported())
-        autocast = torch.bfloat16 if on else None
+        weight = next(self.model.parameters())
+        autocast = autocast_of(self.model, self.options.autocast, weight.device)
         return Use(purpose="sample", device=weight.device, dtype=weight.dtype, autocast=autocast)
 
     def expect(self, count: int) -> None:

@@ -27,7 +27,7 @@ class Transformers:
             description="keys and values of answers that go on under new weights: computed again, or those of the old ones",
         )
         autocast: Literal["auto", "off", "bfloat16"] = Field(
-            "auto", description="auto: bfloat16 where the hardware has it (CUDA)"
+            "auto", description="type that float32 weights compute in; auto: bfloat16 where the hardware has it (CUDA)"
         )
 
     traits = EngineTraits(takes="module", waves=True, in_flight=True, images=True)
@@ -41,9 +41,11 @@ class Transformers:
         narrow = self.options.autocast == "bfloat16" or (self.options.autocast == "auto" and model.device == "cuda")
         tokens = min(self.options.max_batch_size, model.rows) * model.tokens
         tokens = min(tokens, self.options.max_batch_tokens or tokens)
+        rounded = model.rounded if model.in_place else narrow
         # Under autocast keys are in float32, after their rotation, and values in 16 bits.
-        cache = tokens * model.cached * (3 if narrow else 4)
-        return ServingMemory(weights=0 if model.in_place else 4 * model.numbers, cache=cache, autocast=narrow)
+        cache = tokens * model.cached * (2 if rounded else 3 if narrow else 4)
+        weights = 0 if model.in_place else (2 if rounded else 4) * model.numbers
+        return ServingMemory(weights=weights, cache=cache, autocast=narrow and not rounded)
 
     def start(self, start: EngineStart) -> Engine:
         from rlhf_host.engines.embedded import EmbeddedEngine

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from rlhf_host.directories import content_hash
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, kinds, peft_library
-from rlhf_host.models.dtypes import DTYPES, NARROW
+from rlhf_host.models.dtypes import DTYPES, NARROW, written_type
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.quantized import is_quantized
 from rlhf_host.once import once
@@ -222,7 +222,7 @@ def _rounding(model: Any) -> dict[str, str]:
     """Returns metadata about how the base's weights differ from those in its files."""
     layer = adapter_layers(model)[0][1].get_base_layer()
     in_4_bits = is_quantized(model)
-    dtype = layer.compute_dtype if in_4_bits else layer.weight.dtype
+    dtype = written_type(layer.weight, layer.compute_dtype if in_4_bits else None)
     rounded = {ROUNDED: str(dtype).removeprefix("torch.")} if dtype in NARROW else {}
     return rounded | ({QUANTIZED: "4bit"} if in_4_bits else {})
 

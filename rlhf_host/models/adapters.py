@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_host.config.schema import LoraOptions
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.models import quantized
-from rlhf_host.models.dtypes import NARROW
+from rlhf_host.models.dtypes import NARROW, master_of, written_type
 from rlhf_host.models.heads import decoder_of, scalar_head
 from rlhf_host.plugins.libraries import require_library
 
@@ -165,11 +165,10 @@ def using(model: nn.Module, name: str | None) -> Iterator[None]:
 def merged(layer: Any, name: str = TRAINED) -> Tensor:
     """Returns ``W + s·BA`` of one layer, computed in at least float32, in the type of ``W``. The layer does not change."""
     weight = quantized.plain_weight(layer.get_base_layer())
-    parts = layer.lora_A[name].weight, layer.lora_B[name].weight
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    a, b = (part.to(wide) for part in parts)
+    wide, own = torch.promote_types(weight.dtype, torch.float32), written_type(weight)
+    a, b = (master_of(part[name].weight).to(wide) for part in (layer.lora_A, layer.lora_B))
     change = (b @ a) * layer.scaling[name]
-    return (weight.to(wide) + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
+    return (weight.to(wide) + (change.T if layer.fan_in_fan_out else change)).to(own)
 
 
 def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -196,7 +195,7 @@ def adapter_weights(model: Any) -> dict[str, Tensor]:
         weights[f"{PREFIX}{name}.lora_B.weight"] = layer.lora_B[TRAINED].weight
     if (head := scalar_head(model)) is not None:
         weights |= {f"{PREFIX}score.{name}": weight for name, weight in head.named_parameters()}
-    return {name: weight.detach() for name, weight in weights.items()}
+    return {name: master_of(weight).detach() for name, weight in weights.items()}
 
 
 @torch.no_grad()
@@ -208,7 +207,7 @@ def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     rank = max(layer.r[TRAINED] for _, layer in layers)
     for name, layer in layers:
         more = rank - layer.r[TRAINED]
-        a, b = (part[TRAINED].weight.float() for part in (layer.lora_A, layer.lora_B))
+        a, b = (master_of(part[TRAINED].weight).float() for part in (layer.lora_A, layer.lora_B))
         yield f"{PREFIX}{name}.lora_A.weight", F.pad(a, (0, 0, 0, more))
         yield f"{PREFIX}{name}.lora_B.weight", F.pad(b * layer.scaling[TRAINED], (0, more))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf_host.config.schema import RoleConfig
 
@@ -31,6 +31,18 @@ def weight_dtypes(
     else:
         kept = in_files or (torch.float32 if rounded else "auto")
     return rounded or kept, kept
+
+
+def master_of(weight: Any) -> Any:
+    """Returns the weight that one in 16 bits is rounded from (``models/masters.py``); the weight itself if it has no master."""
+    return getattr(weight, "master", weight)
+
+
+def written_type(weight: Tensor, own: torch.dtype | None = None) -> Any:
+    """Returns the type in which a weight is written: the one it had before it was rounded. ``own``: that of others; default: the
+    weight's.
+    """
+    return getattr(weight, "written_as", own or weight.dtype)
 
 
 def retype(model: nn.Module, dtype: torch.dtype) -> None:

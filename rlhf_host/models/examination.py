@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,4 +53,4 @@ def _head(model: Any, examined: Any, use: Use, kernels: Kernels | None) -> Scala
     if found is None:
         return LanguageHead(None, use.autocast)
     logprobs = token_logprobs if kernels is None else kernels.token_logprobs(use)
-    return LanguageHead(found.of(model.get_output_embeddings()), use.autocast, logprobs)
+    return LanguageHead(replace(found, linear=model.get_output_embeddings()), use.autocast, logprobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,10 +32,6 @@ class Head:
         logits = F.linear(hidden.to(dtype), self.linear.weight.to(dtype), bias)
         logits = logits.to(torch.promote_types(dtype, torch.float32)) * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
-
-    def of(self, linear: nn.Linear) -> Head:
-        """Returns the same head with other weights."""
-        return replace(self, linear=linear)
 
 
 def scalar_head(model: Any) -> nn.Linear | None:

@@ -33,7 +33,7 @@ from rlhf_host.errors import UserError, first_line
 from rlhf_host.models import adapter_files, adapters, quantized
 from rlhf_host.models.carried import SINGLE, add_carried, carry
 from rlhf_host.models.classes import model_class
-from rlhf_host.models.dtypes import retype, weight_dtypes
+from rlhf_host.models.dtypes import master_of, retype, weight_dtypes, written_type
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.locations import INDEX, ModelLocation, find_model, hub_answers, with_base
 from rlhf_host.models.preparation import no_head, prepare, refuse_settings, wide_head
@@ -89,11 +89,14 @@ def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str,
         weights: copies by name, if the model's own are not whole.
     """
     if not adapters.has_adapters(model):
-        copies = host_copy(model.state_dict()) if weights is None else weights
+        copies = host_copy(model.state_dict(keep_vars=True)) if weights is None else weights
+        dtype = next(str(written_type(each)) for each in model.parameters() if each.is_floating_point())
 
         def write() -> None:
             with without_bars():
                 model.save_pretrained(directory, state_dict=copies)
+            model.config.dtype = dtype.removeprefix("torch.")  # not that of weights that are rounded to compute with
+            model.config.save_pretrained(directory)
             add_carried(model, Path(directory))
 
         return write
@@ -103,8 +106,8 @@ def copy_model(model: PreTrainedModel, directory: str | Path, weights: dict[str,
 
 
 def host_copy(state: Any) -> Any:
-    """Returns a copy of nested dicts, lists and tuples with their tensors in host memory. A tensor that appears twice is one
-    tensor in the copy.
+    """Returns a copy of nested dicts, lists and tuples with their tensors in host memory, masters in place of weights that are
+    rounded from them. A tensor that appears twice is one tensor in the copy.
 
     Raises ``TypeError`` for a tensor that is no plain one, as a ``DTensor``: it has no address to know it by.
     """
@@ -114,9 +117,10 @@ def host_copy(state: Any) -> Any:
         if isinstance(value, Tensor):
             if type(value) not in (Tensor, torch.nn.Parameter):
                 raise TypeError(f"host_copy got a {type(value).__name__}: copy its local tensor")
+            dtype, value = written_type(value), master_of(value)
             key = value.data_ptr(), value.device, value.dtype, value.shape, value.stride()
             if key not in copies:
-                copies[key] = value.detach().to("cpu", copy=True)
+                copies[key] = value.detach().to("cpu", dtype, copy=True)
             return copies[key]
         if isinstance(value, dict):
             return {key: copied(item) for key, item in value.items()}

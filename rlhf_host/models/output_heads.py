@@ -32,14 +32,11 @@ class ScalarHead:
     """One number per token: values of states, scores of rows."""
 
     scalar, reads_logits = True, False
+    autocast: torch.dtype | None = None
 
     def __init__(self, linear: nn.Linear):
         self.parameters = tuple(linear.parameters())
         self._score = Head(linear)
-
-    def of_its_weights(self) -> ScalarHead:
-        """Returns the head that computes as its weights and states are; this one does."""
-        return self
 
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
         """Returns how many completion tokens of each row the model must compute: all, because each may have its own score."""
@@ -63,7 +60,7 @@ class LanguageHead:
 
     Args:
         head: None if the model's own logits are read, because its head is more than a matrix product.
-        autocast: type of the matrix product.
+        autocast: type of the matrix product; default: that of the states.
         compute: the function that computes log-probabilities.
     """
 
@@ -72,11 +69,7 @@ class LanguageHead:
     def __init__(self, head: Head | None, autocast: torch.dtype | None, compute: TokenLogprobs = token_logprobs):
         self.reads_logits = head is None
         self.parameters = () if head is None else tuple(head.linear.parameters())
-        self._head, self._autocast, self._compute = head, autocast, compute
-
-    def of_its_weights(self) -> LanguageHead:
-        """Returns the head that multiplies in the type of its weights."""
-        return LanguageHead(self._head, None, self._compute)
+        self._head, self.autocast, self._compute = head, autocast, compute
 
     def computed(self, completion_lens: Sequence[int]) -> list[int]:
         """Returns how many completion tokens of each row the model must compute: nothing is predicted from the last one."""
@@ -96,7 +89,7 @@ class LanguageHead:
             if head is None:
                 logprobs, entropy = logprobs_of_logits(hidden, targets, wanted.temperature, **settings)
             else:
-                settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
+                settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
                 settings["keep_logits"] = wanted.keep_logits
                 weight, bias = head.linear.weight, head.linear.bias
                 logprobs, entropy = self._compute(hidden, weight, bias, targets, wanted.temperature, **settings)
@@ -106,7 +99,7 @@ class LanguageHead:
             results["logprobs"] = logprobs.squeeze(-1)
             results |= {f"of {role}": values for role, values in zip(others, own, strict=True)}
         if "logits" in wanted.outputs:
-            results["logits"] = hidden.float() if head is None else head(hidden, self._autocast)
+            results["logits"] = hidden.float() if head is None else head(hidden, self.autocast)
         return results
 
     def topk(self, line: Line, states: Tensor, k: int, temperature: float) -> Tensors:
@@ -115,7 +108,7 @@ class LanguageHead:
         if (head := self._head) is None:
             logprobs, ids = F.log_softmax(hidden.float() / temperature, dim=-1).topk(k)
         else:
-            settings: dict[str, Any] = {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self._autocast}
+            settings: dict[str, Any] = {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
             logprobs, ids = top_logprobs(hidden, head.linear.weight, head.linear.bias, k, temperature, **settings)
         return {"logprobs": logprobs, "ids": ids}
 

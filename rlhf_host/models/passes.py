@@ -150,8 +150,8 @@ class Passes:
         """
         self._backend, self._ranks = backend, ranks
         if not backend.exact:
-            self.autocast, self.exact = None, False
-            self.head = self.head.of_its_weights()
+            self.autocast = self.head.autocast = None
+            self.exact = False
 
     def prepare(self, longest: int, pictured: bool = False) -> None:
         """Prepares for rows of up to ``longest`` tokens: tries the layouts on such rows, if that was not done yet.

@@ -6,9 +6,10 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf_host.errors import UserError, a
+from rlhf_host.models.dtypes import written_type
 from rlhf_host.plugins.libraries import require_library
 
 
@@ -83,11 +84,11 @@ def plain_config(model: Any) -> Any:
     return config
 
 
-def plain_weight(layer: Any) -> Tensor:
+def plain_weight(layer: Any) -> Any:
     """Returns a linear map's weight as its products use it."""
     if not hasattr(layer, "quant_state"):
-        weight: Tensor = layer.weight
-        return weight
+        return layer.weight
     from bitsandbytes.functional import dequantize_4bit
 
-    return dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(layer.compute_dtype)
+    wide = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    return wide.to(written_type(layer.weight, layer.compute_dtype))

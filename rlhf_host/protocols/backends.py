@@ -35,6 +35,10 @@ class BackendTraits(Traits):
     """The plugin also has ``split`` (``SplitsFrozen``), for models that are not trained, on several ranks."""
     everywhere: bool = False
     """``weights`` also takes ``everywhere``, so that every rank can send to the engine on its own GPU."""
+    masters: bool = False
+    """Where passes compute in 16 bits, it gets trained weights in 16 bits, adds their gradients to those of their ``master``, a
+    parameter in float32, and rounds the masters anew after each step. Otherwise trained weights have 32 bits, under autocast.
+    """
     saved_bytes: int = 0
     """Bytes per trained number of what ``save`` writes, in all files of all ranks together. 0: unknown."""
 

@@ -35,6 +35,8 @@ class TrainedModel:
     processes: int
     """Number of processes of the role, each with a device."""
     device: DeviceKind
+    rounded: bool = False
+    """Passes have weights in 16 bits, and trained ones a master in float32 (``BackendTraits.masters``)."""
 
     @property
     def numbers(self) -> int:
@@ -91,6 +93,8 @@ class ServedModel:
     """The longest of them, with its prompt."""
     in_place: bool
     """The engine samples from the trainer's own module."""
+    rounded: bool
+    """That module has weights in 16 bits."""
     device: DeviceKind
     device_bytes: float | None
     """Memory of a device; None: unknown."""

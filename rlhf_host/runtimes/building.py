@@ -83,6 +83,7 @@ class Roles:
                 trainer=f"backend {start.backend.name}",
                 pieces=pieces.pop(need.name, None),
                 trainable=need.trainable,
+                rounds="with masters" if need.moves else "no" if need.generates or need.name == "actor" else "yes",
             )
             for need, settings in chosen
             if need.name not in views

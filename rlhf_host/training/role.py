@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from rlhf_host.config.schema import RoleConfig, TrainConfig
 from rlhf_host.errors import blaming
 from rlhf_host.models.balance import balance_of
+from rlhf_host.models.masters import autocast_of
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import Backend, BackendPlugin, BackendStart, BackendTraits, Kernels, Ranks, ShardedModel, SplitsFrozen
 from rlhf_host.records.ragged import padded
@@ -47,19 +48,20 @@ class Role:
         trainer: str = "the backend",
         pieces: ShardedModel | None = None,
         trainable: bool = True,
+        rounds: Literal["yes", "with masters", "no"] = "yes",
     ) -> Role:
         """Returns a role around a loaded model.
 
         Args:
             pieces: the model has no weights; the backend reads them.
             backend: trains it, or splits it if it is not ``trainable``; uses ``settings``, ``total_updates`` and ``ranks``.
+            rounds: weights without a backend are rounded where passes compute in 16 bits, and may all keep masters.
         """
         probe = None if pieces is None else pieces.probe
         device = next((model if probe is None else probe).parameters()).device
-        capable = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        autocast = torch.bfloat16 if train.autocast == "bfloat16" or (train.autocast == "auto" and capable) else None
         traits = BackendTraits() if backend is None else backend.traits
-        even = traits.even_passes
+        whole = pieces is None and (traits.masters and trainable if backend else rounds != "no")
+        autocast = autocast_of(model, train.autocast, device, rounds=whole, keep_all=rounds == "with masters")
         # Kernels' twins need not give what routers say.
         balance = (
             None if backend is None or settings is None or not trainable else balance_of(model, settings.router_aux_loss_coef)
@@ -71,7 +73,7 @@ class Role:
             kernels=None if balance is not None else kernels,
             shared_prefix=train.shared_prefix,
             autocast=autocast,
-            even_passes=even,
+            even_passes=traits.even_passes,
             balance=balance,
             slices=slices,
             probe=probe,
@@ -83,11 +85,10 @@ class Role:
             return cls(name, passes)
         assert settings is not None
         assert ranks is not None
-        compute, head = passes.compute, passes.head.parameters
         start = BackendStart(
             model=model,
-            compute=compute,
-            head=head,
+            compute=passes.compute,
+            head=passes.head.parameters,
             role=settings,
             total_updates=total_updates,
             ranks=ranks,
@@ -100,7 +101,7 @@ class Role:
             return cls(name, passes, traits=traits)
         with blaming(trainer, "start"):
             started = backend.start(start)
-        if even or traits.sharded:
+        if traits.even_passes or traits.sharded:
             passes.go_through(started, ranks)
         return cls(name, passes, started, traits, trainer, backend, settings)
 

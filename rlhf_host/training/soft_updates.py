@@ -8,6 +8,7 @@ from torch import nn
 from rlhf_host.backends.weights import stored_weights
 from rlhf_host.errors import UserError
 from rlhf_host.models.adapters import adapter_layers
+from rlhf_host.models.masters import renew
 from rlhf_host.protocols import Buckets
 
 BUCKET_BYTES = 2**28
@@ -49,7 +50,5 @@ def follow(model: nn.Module, weights: Buckets, share: float) -> None:
                 continue
             moved.add(target.data_ptr())
             weight = weight.to(target.device, target.dtype)
-            if target.is_floating_point():
-                target.lerp_(weight, share)
-            else:
-                target.copy_(weight)
+            target.lerp_(weight, share) if target.is_floating_point() else target.copy_(weight)
+    renew(model.parameters())

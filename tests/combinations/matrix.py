@@ -49,7 +49,7 @@ def values(dimension: str, case: Case | None = None) -> Sequence[Any]:
         "data": list(DATA),
         "schedule": list(SCHEDULES),
         "temperature": TEMPERATURES,
-        "model": (PLAIN, "adapter"),
+        "model": (PLAIN, "adapter", "16 bits"),
     }
     return fixed[dimension]
 

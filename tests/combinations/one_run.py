@@ -22,6 +22,7 @@ from rlhf_host.config.check import check
 from rlhf_host.config.load import read_config
 from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.errors import UserError
+from rlhf_host.models.dtypes import master_of
 from rlhf_host.records.needs import Needs, RoleNeed
 from rlhf_host.runtimes.local_runtime import LocalTrainer
 from rlhf_host.training import run as runs
@@ -33,7 +34,8 @@ from .kinds import DATA, PLAIN, SCHEDULES, Files, Parity, named, names, required
 STEPS = 2
 LR = 1e-2
 TIMES = ("time/", "memory/", "engine/", "sync/", "tokens_per_s", "tflops", "mfu", "rollout/")
-CLOSE = 2e-4
+CLOSE, ROUGH = 2e-4, 0.1
+"""Nearness of log-probabilities, and of those that are computed in 16 bits."""
 RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 """Matches an error that is no refusal, but was told as one."""
 STOPS = list(range(100, 140))
@@ -93,7 +95,7 @@ class Watch:
         self.first = self.last = self._weights()
 
     def _weights(self) -> dict[str, list[torch.Tensor]]:
-        return {name: [each.detach().clone() for each in role.passes.model.parameters()] for name, role in self.roles.items()}
+        return {name: [each.clone() for each in self._of(name)] for name in self.roles}
 
     # --- losses -------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class Watch:
         return []
 
     def _of(self, role: str) -> list[torch.Tensor]:
-        return list(self.roles[role].passes.model.parameters())
+        return [master_of(each).detach() for each in self.roles[role].passes.model.parameters()]
 
     @torch.no_grad()
     def _compare(self, role: str, what: str, values: Any, batch: Any, mask: Any, temperature: float) -> None:
@@ -138,7 +140,7 @@ class Watch:
             chosen = torch.tensor(mask[row].tolist()[: len(answer)])
             found = torch.tensor(values[row].tolist()[: len(answer)])
             gap = (found - expected)[chosen].abs()
-            if not bool((gap < CLOSE).all()):
+            if not bool((gap < (ROUGH if self.case.model == "16 bits" else CLOSE)).all()):
                 apart = f"{float(gap.max()):.2g} apart from those at temperature {temperature:g}"
                 self.wrong.append(f"step {batch.step}: log-probabilities of {what} are {apart}")
 
@@ -298,6 +300,8 @@ class Runs:
         }
         if case.model == "adapter":
             settings["roles.actor.lora.rank"] = 2
+        if case.model == "16 bits":
+            settings["train"]["autocast"] = "bfloat16"
         for key, value in SCHEDULES[case.schedule].items():
             if key != "role":
                 settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value

@@ -23,8 +23,10 @@ from rlhf_host.distributed.split.ports import reserved
 from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.engines.decoding import PlainDecoder
 from rlhf_host.models.adapters import attach
+from rlhf_host.models.dtypes import master_of
 from rlhf_host.models.heads import find_head
 from rlhf_host.models.loading import load_model
+from rlhf_host.models.masters import narrow
 from rlhf_host.models.passes import Passes
 from rlhf_host.protocols import BackendStart
 
@@ -73,20 +75,24 @@ def test_the_published_models_have_as_many_weights_as_are_published(sizing):
     }
 
 
-def test_the_torch_backend_has_16_bytes_a_weight(sizing, config):
+@pytest.mark.parametrize("way", ["TORCH", "TORCH_BF16"])
+def test_the_torch_backend_has_as_many_bytes_a_weight(sizing, config, way):
     model = of(config)
+    if way == "TORCH_BF16":
+        narrow(model, torch.bfloat16)
     backend = TorchBackend(
         BackendStart(model=model, compute=model, head=(), role=RoleConfig(), total_updates=1, ranks=OneProcess())
     )
     loss = model(torch.tensor([[1, 2, 3]])).logits.sum()
     backend.backward(loss)
-    gradients = nbytes(each.grad for each in model.parameters())
+    masters = {id(master): master for each in model.parameters() if (master := master_of(each)) is not each}.values()
+    gradients = nbytes(each.grad for each in map(master_of, model.parameters()))
     backend.step()
     states = (value for state in backend.optimizer.state.values() for value in state.values() if value.dim())
-    held = nbytes(model.parameters()) + nbytes(states)
+    held = nbytes([*model.parameters(), *masters]) + nbytes(states)
     count = sizing.sizes(config).parameters
-    assert held == sizing.per_weight(sizing.HELD[sizing.TORCH], 1) * count
-    assert held + gradients == sizing.per_weight(sizing.TRAINED[sizing.TORCH], 1) * count
+    assert held == sizing.per_weight(sizing.HELD[getattr(sizing, way)], 1) * count
+    assert held + gradients == sizing.per_weight(sizing.TRAINED[getattr(sizing, way)], 1) * count
 
 
 def test_an_adapter_is_counted(sizing, config):
@@ -95,7 +101,7 @@ def test_an_adapter_is_counted(sizing, config):
     trained = [each for each in model.parameters() if each.requires_grad]
     frozen = [each for each in model.parameters() if not each.requires_grad]
     sizes = sizing.sizes(config)
-    assert 4 * nbytes(trained) == sizing.adapter(sizes, 4)  # weights, gradients, two moments
+    assert 4.5 * nbytes(trained) == sizing.adapter(sizes, 4)  # weights in 16 bits, masters, gradients, two moments
     assert nbytes(frozen) == 2 * sizes.parameters
 
 
@@ -110,14 +116,14 @@ def test_weights_in_4_bits_are_counted(sizing, tmp_path):
     assert measured == pytest.approx(sizing.quantized(sizing.sizes(config)), rel=1e-3)
 
 
-@pytest.mark.parametrize(("autocast", "number"), [(None, 4.0), (torch.bfloat16, None)])
-def test_the_embedded_engine_caches_as_much(sizing, config, autocast, number):
-    model = of(config)
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
-        decoder = PlainDecoder(model, find_head(model), autocast)
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 4.0), (torch.bfloat16, 2.0)])
+def test_the_embedded_engine_caches_as_much(sizing, config, dtype, number):
+    model = of(config, dtype)
+    with torch.inference_mode():
+        decoder = PlainDecoder(model, find_head(model))
         decoder.prefill([[3] * 10, [4] * 10])
     held = nbytes(tensor for pair in decoder._cache._layers.values() for tensor in pair)
-    assert held == 20 * sizing.cache(sizing.sizes(config), sizing.EMBEDDED if number is None else number)
+    assert held == 20 * sizing.cache(sizing.sizes(config), number)
 
 
 def kept(model, tokens, autocast):
@@ -163,6 +169,8 @@ def test_a_layer_keeps_as_much_for_the_backward_pass(sizing, config, autocast):
     assert per_layer(plain, autocast) == sizing.layer(sizes, autocast)
     assert per_layer(checkpointing, autocast) == 4 * sizes.hidden
     if autocast:
+        assert per_layer(lambda layers: plain(layers).bfloat16(), None) < sizing.layer(sizes, autocast)
+        assert per_layer(lambda layers: checkpointing(layers).bfloat16(), None) == 2 * sizes.hidden
         assert per_layer(adapted, autocast) <= sizing.layer(sizes, autocast)
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rlhf_authoring.models import write_tiny_model
 
 pytest.importorskip("ray")
 
@@ -91,6 +92,27 @@ def test_two_ranks_and_two_engines_train_as_one_process_does_and_resume(rlhf, sm
     assert (over["step"], over["version"]) == (5, 5)
     assert over["reward/mean"] == pytest.approx(here["reward/mean"], rel=1e-3)
     assert over["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-2)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_two_ranks_compute_in_16_bits_and_engines_get_their_weights(rlhf, small_run, tmp_path, ray_dir, engine):
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+    options = {"transformers": ("--engine.autocast", "bfloat16"), "vllm": ("--engine.dtype", "bfloat16")}[engine]
+    model = write_tiny_model(tmp_path / "model", hidden=128)  # vLLM has no attention kernel for narrower heads on CPUs
+    common = [*small_run, "--actor.model", model, "--train.steps", "3", "--train.autocast", "bfloat16"]
+    common += ["--engine", engine, *options]
+    there = [*RAY, "--ray.temp-dir", ray_dir, "--placement", "actor=2", "--placement", "rollout=1", "--sync.verify", "on"]
+    rlhf.run(*common, *there, "--checkpoint.every", "2", "--checkpoint.keep", "0", "--run-dir", tmp_path / "ray")
+    rows = metrics(tmp_path / "ray")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert max(row["mismatch/max"] for row in rows) < 0.2
+    assert min(row["grad_norm"] for row in rows) > 0
+    assert json.loads((tmp_path / "ray/model/config.json").read_text())["dtype"] == "float32"
+    size = (tmp_path / "ray/model/model.safetensors").stat().st_size
+    rlhf.run("train", "--resume", tmp_path / "ray", "--train.steps", "4")
+    assert (tmp_path / "ray/model/model.safetensors").stat().st_size == size
+    assert metrics(tmp_path / "ray")[-1]["step"] == 4
 
 
 def test_ctrl_c_writes_a_checkpoint_and_leaves_no_process(rlhf_process, small_run, tmp_path, ray_dir):

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2C
 
 from rlhf_host.distributed import reserved
 from rlhf_host.installed import build, find
-from rlhf_host.internals import decoder_of, evaluation, meta_model, recorded
+from rlhf_host.internals import Role, decoder_of, evaluation, meta_model, recorded
 from rlhf_host.models import load_model
 from rlhf_host.protocols import BackendStart, TrainedModel
-from rlhf_host.settings import RoleConfig
+from rlhf_host.settings import RoleConfig, TrainConfig
 
 SHAPE: Any = {
     "vocab_size": 64,
@@ -43,6 +43,7 @@ FAMILIES = {
 SMALL: dict[str, Any] = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000, "param_persistence_threshold": 0}
 WAYS: list[tuple[str, dict[str, Any]]] = [
     ("torch", {}),
+    ("torch in 16 bits", {}),
     *(("deepspeed", {"zero_stage": stage, "precision": "fp32"} | SMALL) for stage in (0, 1, 2, 3)),
     *(("deepspeed", {"zero_stage": stage, "precision": "bf16"} | SMALL) for stage in (1, 2, 3)),
     ("fsdp", {"precision": "fp32"}),
@@ -145,6 +146,7 @@ def count(path: str, name: str, options: dict[str, Any], ranks: Any) -> None:
     before = storages()
     role = RoleConfig(model=path, device="cpu")
     model: Any = load_model(role, trainable=True)
+    name, _, rounded = name.partition(" in ")
     plugin: Any = build(find("backend", name), options)
     numbers = sum(weight.numel() for weight in model.parameters())
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.model.layers]
@@ -160,11 +162,16 @@ def count(path: str, name: str, options: dict[str, Any], ranks: Any) -> None:
             trained_outside=outside,
             processes=ranks.processes,
             device="cpu",
+            rounded=bool(rounded),
         )
     )
     head = (model.lm_head.weight,)
     start = BackendStart(model=model, compute=model, head=head, role=role, total_updates=9, ranks=ranks)
-    backend = plugin.start(start)
+    if rounded:
+        train, more = TrainConfig(autocast="bfloat16"), {"settings": role, "total_updates": 9, "ranks": ranks}
+        backend: Any = Role.of("actor", model, train, backend=plugin, **more).backend
+    else:
+        backend = plugin.start(start)
     inner = backend.optimizer if hasattr(backend, "optimizer") else backend.engine.optimizer
     inner = getattr(inner, "optimizer", inner)
     usual, seen = inner.step, []

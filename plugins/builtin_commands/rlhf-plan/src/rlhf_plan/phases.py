@@ -162,15 +162,21 @@ class Planner:
         model, settings = self._model(start, need), start.roles[need.name]
         backend: Any = start.backend.build()
         traits = backend.traits
+        in_16_bits = _in_16_bits(start, device)
         if not in_backend(need, settings, traits, group.devices):
-            parts = {"weights": model.counts.bytes}
-            return _Role(need.name, model.counts.bytes, parts, parts)
+            # As Role.of has it: what engines sample from is left as it is, and what moves has masters.
+            rounds = in_16_bits and not need.generates and need.name != "actor"
+            whole, own = model.counts.bytes, model.frozen_rounded + (4 * model.counts.frozen if need.moves else 0)
+            parts = {"weights": own if rounds else whole}
+            return _Role(need.name, max(whole, parts["weights"]), parts, parts)
         if not isinstance(backend, CountsTraining):
             raise UserError(
                 f"backend {start.backend.name} does not tell what memory it needs (memory): no memory can be planned"
             )
-        counted = replace(model.counts, processes=group.devices, device=device)
-        needed, loaded = backend.memory(counted), counted.bytes
+        counted = model.counted(group.devices, device, rounded=in_16_bits and traits.masters and need.trainable)
+        needed, loaded = backend.memory(counted), model.counts.bytes
+        if counted.rounded:
+            loaded = max(loaded, needed.weights + 4 * counted.trained)
         if traits.loads_shards and not settings.quantize:
             # Kernels are tried on a model of few layers; it is gone when the weights come, block by block.
             width = counted.bytes / counted.numbers
@@ -179,7 +185,7 @@ class Planner:
             parts = {"weights": needed.weights}
             return _Role(need.name, loaded, parts, parts)
         narrow = needed.width == 2
-        autocast = not narrow and (start.train.autocast == "bfloat16" or (start.train.autocast == "auto" and device == "cuda"))
+        autocast = not narrow and in_16_bits
         budget = start.train.max_tokens_per_microbatch
         longest = min(self.sampling.row or budget, model.context)
         rows, length = budget_rows(budget, longest)
@@ -229,6 +235,7 @@ class Planner:
                 rows=math.ceil(self.sampling.answers / group.engines),
                 tokens=min(self.sampling.longest, model.context),
                 in_place=self._ways(start)[0],
+                rounded=_in_16_bits(start, device) and need.trainable and start.backend.build().traits.masters,
                 device=device,
                 device_bytes=self.device_bytes,
             )
@@ -340,6 +347,8 @@ class CountedModel:
 
     counts: TrainedModel
     """Of one process."""
+    frozen_rounded: float
+    """Bytes of what is frozen, with at most 2 for each number."""
     vocabulary: int
     hidden: int
     context: int
@@ -354,11 +363,21 @@ class CountedModel:
                 raise UserError(f"the config.json of {role.model!r} has an impossible {name}: {size}")
         return cls(
             _counts(role, model),
+            sum(weight.numel() * min(2, width) for weight, width in weights_of(role, model) if not weight.requires_grad),
             config.vocab_size,
             config.hidden_size,
             context_length(model),
             head is not None and head.weight.requires_grad,
         )
+
+    def counted(self, processes: int, device: DeviceKind, *, rounded: bool) -> TrainedModel:
+        """Returns what a backend is told."""
+        frozen = self.frozen_rounded if rounded else self.counts.frozen_bytes
+        return replace(self.counts, processes=processes, device=device, frozen_bytes=frozen, rounded=rounded)
+
+
+def _in_16_bits(start: RuntimeStart, device: DeviceKind) -> bool:
+    return start.train.autocast == "bfloat16" or (start.train.autocast == "auto" and device == "cuda")
 
 
 def _counts(role: Any, model: Any) -> TrainedModel:

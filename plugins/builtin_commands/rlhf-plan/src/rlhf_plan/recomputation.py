@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,9 @@ class Passing:
             lone = plain(settings)
             outline = meta_model(lone, head="scalar" if passes.head.scalar else "lm", trainable=True)
             model = CountedModel.of(lone, outline)
-            own.needed = plugin.memory(replace(model.counts, processes=ranks.processes, device="cuda" if on_gpu else "cpu"))
+            masters = {weight.master for weight in passes.model.parameters() if hasattr(weight, "master")}
+            rounded = bool(masters)
+            own.needed = plugin.memory(model.counted(ranks.processes, "cuda" if on_gpu else "cpu", rounded=rounded))
             autocast = passes.autocast is not None
             narrow = autocast or own.needed.width == 2
             if own.layers:
@@ -117,7 +119,7 @@ class Passing:
         except UserError as error:
             log.warning("%s: its memory is not known before the first step: %s", role.name, first_line(error))
             return own
-        held = {*passes.model.parameters(), *passes.model.buffers()}
+        held = {*passes.model.parameters(), *passes.model.buffers(), *masters}
         there = sum(getattr(weight, "_local_tensor", weight).nbytes for weight in held)
         own.coming = max(0.0, own.needed.weights + own.needed.optimizer + own.needed.between - there)
         if not passes.head.reads_logits:
