@@ -126,7 +126,7 @@ def test_as_many_layers_are_recomputed_as_memory_asks_for(plan, directory):
     model = directory("7B")
     placed = ("--runtime", "ray", "--placement", "actor+rollout=8", "--backend", "fsdp", *ENGINE)
     auto = ("--actor.gradient-checkpointing", "auto", "--memory-gb")
-    (few, most, _), (some, less, _), (every, least, _) = (chosen(*auto, size) for size in ("141", "80", "34"))
+    (few, most, _), (some, less, _), (every, least, _) = (chosen(*auto, size) for size in ("160", "80", "34"))
     assert (few, every) == (0, 28)
     assert 0 < some < 28
     assert most > less > least

@@ -192,9 +192,8 @@ class Planner:
         passed = self._footprint(start, need, needed.width, autocast).passed
         depth, asked = len(passed.layers), settings.gradient_checkpointing
         if isinstance(asked, int) and asked > max(depth, 1):
-            raise UserError(
-                f"{role_flag(need.name)}.gradient_checkpointing {asked}: the model {settings.model!r} has {depth} layers"
-            )
+            flag = f"--{role_flag(need.name)}.gradient-checkpointing {asked}"
+            raise UserError(f"{flag}: the model {settings.model!r} has {depth} layers; true recomputes all")
         counts = range(depth + 1) if asked == "auto" else [depth if asked is True else int(asked)]
         logits = 0.0
         if need.head == "lm":
