@@ -85,6 +85,7 @@ DECODED, SAMPLES, CONTEXT, STEPS = 128, 8, 512, 8
 USUAL = (
     *("--algo", "rloo", "--reward", "math_verifier", "--train.shared-prefix", "off"),
     *("--train.max-tokens-per-microbatch", str(ROWS * (PROMPT + COMPLETION)), "--actor.gradient-checkpointing", "true"),
+    *("--train.keep-logits", "off"),  # auto asks a GPU for its memory
 )
 
 

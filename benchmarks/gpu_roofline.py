@@ -66,7 +66,7 @@ class Gpu:
 
 GPUS = {
     # Datasheet: 3.35 TB/s. 650 TFLOP/s and 2.9 TB/s were set before anything was measured; `mfu-3b` of docs/results.md, 27.6 %, is
-    # the one measurement to compare with: these rates give 28.9 %.
+    # the one measurement to compare with: for the code of then, without masters in 32 bits, these rates gave 28.9 %.
     "H100": Gpu(tbs=2.9, tflops=650.0),
     # Datasheet: 4.8 TB/s, of which the same share; a copy on the device reached 4.3, the head's products 694 TFLOP/s (`logits` of
     # docs/results.md).
@@ -216,12 +216,10 @@ def tables(figures: Mapping[str, Any]) -> str:
         if (own := figures["training"].get(row.key)) is None:
             lines.append(f"| {row.key} | not here" + " |" * (2 + 2 * len(names)))
             continue
-        shape = SHAPES[row.shape]
-        whole = _amount(own["beside"]).plus(_amount(own["layer"]), shape.layers)
-        step = _amount(own["step"]).times(1 / PER_STEP)
+        whole, step = whole_of(row, own), _amount(own["step"]).times(1 / PER_STEP)
         ms = [f"{whole.ms[name]:,.0f} + {step.ms[name]:,.0f}" for name in names]
-        mfu = [model_tflop(shape) / (whole.ms[name] + step.ms[name]) * 1e3 / GPUS[name].peak_tflops for name in names]
-        shown = [f"{whole.launches:,.0f}", f"{whole.gb:,.0f}", *ms, *(f"{each:.1%}".replace("%", " %") for each in mfu)]
+        shares = [f"{mfu(row, own, name):.1%}".replace("%", " %") for name in names]
+        shown = [f"{whole.launches:,.0f}", f"{whole.gb:,.0f}", *ms, *shares]
         lines.append(f"| {row.key} | {' | '.join(shown)} |")
     lines += [
         "",
@@ -234,10 +232,21 @@ def tables(figures: Mapping[str, Any]) -> str:
         if (own := figures["decoding"].get(row.key)) is None:
             lines.append(f"| {row.key} | not here" + " |" * (3 + len(names)))
             continue
-        whole = _amount(own["beside"]).plus(_amount(own["layer"]), SHAPES[row.shape].layers)
+        whole = whole_of(row, own)
         shown = [f"{whole.launches:,.0f}", f"{whole.gb:.1f}", f"{own['reads']:g}", *(f"{whole.ms[name]:.1f}" for name in names)]
         lines.append(f"| {row.key} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def whole_of(row: Row, kept: Mapping[str, Any]) -> Amount:
+    """Returns what the whole model of a row asks for, of the figures that are kept of it."""
+    return _amount(kept["beside"]).plus(_amount(kept["layer"]), SHAPES[row.shape].layers)
+
+
+def mfu(row: Row, kept: Mapping[str, Any], gpu: str) -> float:
+    """Returns the part of the GPU's peak that a micro-batch reaches with its share of the optimizer's step."""
+    ms = whole_of(row, kept).ms[gpu] + _amount(kept["step"]).ms[gpu] / PER_STEP
+    return model_tflop(SHAPES[row.shape]) / ms * 1e3 / GPUS[gpu].peak_tflops
 
 
 def _amount(kept: Mapping[str, Any]) -> Amount:

@@ -109,7 +109,10 @@ SLOW = {
         r"as_transformers_has_it\[(?!(gpt2|llama|phimoe|gemma2-eager|codegen|bert|mamba|deepseek_v4|blt|prophetnet|phi3-long-rope|cpmant|xlnet)\])",
         "every family of models that transformers ships; one or two of each outcome at every change",
     ),
-    "tests/test_gpu_roofline.py": ("whole_model", "launches of a whole model, counted; those of its layers at every change"),
+    "tests/test_gpu_roofline.py": (
+        r"whole_model|than_before\[(?!(3b, (no kernels|kernels triton)|1\.5b, .*)\])",
+        "launches of every kind of pass, and of a whole model, counted; those of four at every change",
+    ),
     "tests/models/test_flex.py": ("a_model_shares_prompts", "FlexAttention, compiled"),
     "tests/docs/test_sizing.py": ("deepspeed_has_as_many_bytes", "bytes of DeepSpeed, measured"),
     "plugins/builtin_engines/rlhf-engine-http/tests/test_vllm.py": (

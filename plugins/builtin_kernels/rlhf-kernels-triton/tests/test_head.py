@@ -47,10 +47,11 @@ def expect_close(own, expected, most):
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize(("chunk", "keep"), [(None, False), (5, False), (5, True)])
 @pytest.mark.parametrize("entropy", ["none", "measured", "trained"])
-def test_it_computes_what_the_hosts_own_does(head, chunk, entropy, device):
-    settings = HEADS[head] | {"chunk_tokens": chunk, "with_entropy": entropy != "none", "entropy_grad": entropy == "trained"}
+def test_it_computes_what_the_hosts_own_does(head, chunk, keep, entropy, device):
+    settings = HEADS[head] | {"chunk_tokens": chunk, "keep_logits": keep}
+    settings |= {"with_entropy": entropy != "none", "entropy_grad": entropy == "trained"}
     expect_close(*(results(one, device, **settings) for one in (token_logprobs, plain)), 1e-5)
 
 
@@ -64,9 +65,10 @@ def test_products_in_16_bits_are_added_in_32(device):
     expect_close(*(results(one, device, **settings) for one in (token_logprobs, plain)), 1e-2)
 
 
-def test_a_second_backward_pass_finds_its_logits(device):
+@pytest.mark.parametrize("kept", [{}, {"chunk_tokens": 5, "keep_logits": True}], ids=["one chunk", "asked"])
+def test_a_second_backward_pass_finds_its_logits(kept, device):
     """The first writes over those that were kept."""
-    expect_close(results(token_logprobs, device, twice=True), results(token_logprobs, device), 1e-6)
+    expect_close(results(token_logprobs, device, twice=True, **kept), results(token_logprobs, device), 1e-6)
 
 
 def test_no_gradient_is_computed_that_nobody_needs(device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class GraphDecoder:
         self._use, self._capture, self._context = use, capture, context_length(model)
         twin: Any = functional.twin(model).eval()
         self._copies = _narrow(twin, use.autocast)
-        self._decoder, self._head = decoder_of(twin), head.of(twin.get_output_embeddings())
+        self._decoder, self._head = decoder_of(twin), replace(head, linear=twin.get_output_embeddings())
         self._weights = [*twin.parameters(), *twin.buffers()]
         config = model.config.get_text_config()
         kinds, self._window = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", None)

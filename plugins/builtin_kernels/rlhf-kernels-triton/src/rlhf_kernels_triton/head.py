@@ -28,6 +28,7 @@ class _Plan:
     temperature: float
     with_entropy: bool
     entropy_grad: bool
+    keep: bool
 
 
 def token_logprobs(
@@ -43,16 +44,19 @@ def token_logprobs(
     chunk_tokens: int | None = None,
     with_entropy: bool = False,
     entropy_grad: bool = False,
+    keep_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the same as the host's own ``token_logprobs``, which takes what is not for these kernels: float64, and no tokens."""
     matmul = compute_dtype or hidden.dtype
     if matmul == torch.float64 or not targets.numel():
         settings: dict[str, Any] = {"scale": scale, "softcap": softcap, "compute_dtype": compute_dtype}
         settings |= {"chunk_tokens": chunk_tokens, "with_entropy": with_entropy, "entropy_grad": entropy_grad}
+        settings["keep_logits"] = keep_logits
         return plain_token_logprobs(hidden, weight, bias, targets, temperature, **settings)
     held = CHUNK_BYTES["cpu" if hidden.device.type == "cpu" else "other"]
     chunk = chunk_tokens or max(1, held // (len(weight) * matmul.itemsize))
-    plan = _Plan(matmul, chunk, scale, softcap, temperature, with_entropy, entropy_grad)
+    keep = (keep_logits or len(hidden) <= chunk) and torch.is_grad_enabled()
+    plan = _Plan(matmul, chunk, scale, softcap, temperature, with_entropy, entropy_grad, keep)
     columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, columns, plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
@@ -70,7 +74,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropy, lses = (torch.cat(one) if len(one) > 1 else one[0] for one in zip(*results, strict=True))
         ctx.save_for_backward(hidden, weight, bias, targets, entropy, lses)
         ctx.plan = plan
-        ctx.kept = products.z if len(results) == 1 and any(ctx.needs_input_grad) else None
+        ctx.kept = products.z if plan.keep and any(ctx.needs_input_grad) else None
         if not plan.entropy_grad:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -84,12 +88,12 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        # The logits of the only chunk are there still; its gradient is written over them, so a second backward pass has none.
+        # Gradients are written over kept logits, so a second backward pass has none.
         kept, ctx.kept = ctx.kept, None
         with torch.autocast(hidden.device.type, enabled=False):
             products = _Products(hidden, weight, bias, plan, kept)
             for part in products.parts:
-                z = products.of(part) if kept is None else kept
+                z = products.of(part) if kept is None else kept[part]
                 of_entropies = of_entropy[part] if plan.entropy_grad else None
                 saved = (targets[part], lses[part], entropy[part], of_logprobs[part], of_entropies)
                 ops.token_logprobs_backward(z, *saved, plan.scale, plan.softcap, plan.temperature)
@@ -106,17 +110,19 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Products:
-    """The products of a head with all states, a chunk at a time in the same memory."""
+    """The products of a head with all states, a chunk at a time, in the same memory if they are not kept."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, plan: _Plan, memory: Tensor | None = None):
         self.hidden, self.weight = hidden, weight.to(plan.matmul)
         self.bias = None if bias is None else bias.to(plan.matmul)
         self.parts = [slice(begin, min(begin + plan.chunk, len(hidden))) for begin in range(0, len(hidden), plan.chunk)]
-        self.z = self.weight.new_empty((min(len(hidden), plan.chunk), len(weight))) if memory is None else memory
+        rows = len(hidden) if plan.keep else min(len(hidden), plan.chunk)
+        self.z = self.weight.new_empty((rows, len(weight))) if memory is None else memory
+        self.keep = plan.keep
 
     def of(self, part: slice) -> Tensor:
-        """Returns the products of these states, in place of the last ones."""
-        z, states = self.z[: part.stop - part.start], self.hidden[part].to(self.weight.dtype)
+        """Returns the products of these states, in place of the last ones or beside them."""
+        z, states = self.z[part if self.keep else slice(part.stop - part.start)], self.hidden[part].to(self.weight.dtype)
         if self.bias is None:
             return torch.mm(states, self.weight.t(), out=z)
         return torch.addmm(self.bias, states, self.weight.t(), out=z)

@@ -15,6 +15,7 @@ TOKENS, WIDTH, VOCABULARY = 13, 32, 5003
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.7, "with_entropy": True, "chunk_tokens": 5},
+    {"softcap": 20.0, "chunk_tokens": 5, "keep_logits": True},
     {"temperature": 1.3, "scale": 0.5, "softcap": 20.0, "with_entropy": True, "entropy_grad": True},
 )
 
