@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rlhf_rows import batches
 
 from rlhf_host.backends import torch_backend
 from rlhf_host.records.needs import DataFormat
-from rlhf_host.training import batches
 from rlhf_host.training.worker import Worker
 
 from . import one_run

@@ -150,7 +150,7 @@ def test_folders_and_wheels_are_paths_to_pip_and_never_names(plugins, tmp_path, 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("grop", "'grop' is not in the catalogue; did you mean 'grpo'?"),
+        ("grop", "'grop' is not in the catalogue; did you mean 'grpo'"),
         ("requests", "'requests' is not in the catalogue; install what others publish with pip, by a name you have checked"),
         ("git+https://example.org/x", "git+https://example.org/x: no such folder or wheel"),
         ("none/such", "none/such: no such folder or wheel"),

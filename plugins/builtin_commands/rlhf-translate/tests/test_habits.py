@@ -62,7 +62,8 @@ def test_flags_that_are_named_are_accepted(text, tmp_path, monkeypatch):
     """Each of the alternatives, by a run that samples or one over a data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.yaml").write_text("{}\n")
-    said = text.replace("{}", "2" if "zero" in text else "0.5" if "clip-eps" in text else "512").replace(
+    said = re.sub(r"\{(\w+)\|[\w|]+\}", r"\1", text)
+    said = said.replace("{}", "2" if "zero" in text else "0.5" if "clip-eps" in text else "512").replace(
         "FILE.py:FUNCTION", "length.py:length"
     )
     (tmp_path / "length.py").write_text("def length(text):\n    return len(text)\n")
