@@ -48,6 +48,7 @@ NEAR = {
     "plugins/builtin_data/rlhf-rows/src/rlhf_rows/spans": (
         "plugins/builtin_data/rlhf-rows/tests/test_spans.py plugins/builtin_data/rlhf-rows/tests/test_openings.py"
     ),
+    "plugins/builtin_data/rlhf-rows/src/rlhf_rows/thoughts": "plugins/builtin_data/rlhf-rows/tests/test_thoughts.py",
     "rlhf_host/data/stream": "tests/data/test_stream.py",
     "rlhf_host/distributed/deepspeed": "tests/backends/test_steps.py",
     "rlhf_host/distributed/ray": "tests/distributed/ray/test_batch_shards.py",

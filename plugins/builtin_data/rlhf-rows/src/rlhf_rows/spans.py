@@ -23,8 +23,17 @@ from rlhf_host.rendering import (
     text_of,
     uses_chat_template,
 )
-from rlhf_rows.endings import empty_thought, last_tag, without_end, without_opening
+from rlhf_rows.endings import without_end
 from rlhf_rows.examples import Example
+from rlhf_rows.thoughts import (
+    ClosedThoughtError,
+    empty_thought,
+    last_tag,
+    thought_at_end,
+    thought_at_start,
+    way_to_think,
+    without_opening,
+)
 from rlhf_rows.values import Text
 
 
@@ -146,6 +155,8 @@ class Marker:
             if example.steps:
                 return [(self._plain(example, "".join(text for text, _ in example.steps), {}),)]
             units = [self._rows(example, *each) for each in zip(example.completions, example.columns, strict=True)]
+        except ClosedThoughtError as error:
+            raise Malformed(f"{error}{self._way_to_think(example)}") from None
         except UserError as error:
             raise Malformed(str(error)) from None
         if len(units) == 1:
@@ -156,6 +167,13 @@ class Marker:
                 "the chat template changes earlier turns, so the answers of this pair are not two rows with the same prompt"
             )
         return [tuple(texts[0] for texts in units)]
+
+    def _way_to_think(self, example: Example) -> str:
+        own = example.beside
+        messages = conversation(example.prompt or "x", None)
+        return way_to_think(
+            lambda values: self._writer.told({**own.template_kwargs, **values}).write(messages, opens=True, tools=own.tools)
+        )
 
     def _rows(self, example: Example, completion: Text, columns: Mapping[str, float]) -> list[MarkedText]:
         if isinstance(example.prompt, str) and isinstance(completion, str):
@@ -262,8 +280,40 @@ class Marker:
         end, stopped = self._end(text, begin, messages, writer, tools)
         if end <= begin:
             raise Malformed(f"the chat template leaves out message {len(messages)} (assistant)")
-        refuse_cuts(messages[-1:], text[begin:end], answers=True, first=len(messages))
-        return _Turn(prompt, text[begin:end], stopped, pictures_in(messages))
+        words = str(messages[-1].get("content") or "").strip()
+        first = text.rfind(words, 0, end)  # the prompt may have the empty thought that they begin with
+        first = first if first < begin < first + len(words) else begin
+        refuse_cuts(messages[-1:], text[first:end], answers=True, first=len(messages))
+        answer = self._thought_once(prompt, text[begin:end], messages, writer, tools)
+        return _Turn(prompt, answer, stopped, pictures_in(messages))
+
+    def _thought_once(
+        self, prompt: str, answer: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
+    ) -> str:
+        """Returns the answer so that its thought is opened once and closed once, where the template takes an answer's own thoughts
+        for words, or answers without thoughts for thoughts (Nemotron Nano, Kimi K2 Thinking, DeepSeek-V4).
+        """
+        words = str(messages[-1].get("content") or "").strip()
+        own, left = thought_at_start(words), thought_at_end(prompt)
+        before, _, after = answer.partition(words) if own else ("", "", "")
+        doubled = own is not None and words in answer and thought_at_end(prompt + before) is not None
+        unclosed = left is not None and not left.closed and left.close not in answer and not messages[-1].get("tool_calls")
+        if not doubled and not unclosed:
+            return answer
+        opening = prompt[in_common(writer.write(messages[:-1], opens=False, tools=tools), prompt) :]
+        if not doubled:
+            return (empty_thought(opening, words) or "") + answer
+        if own and before.strip().removeprefix(own.open).strip() == own.close:  # the template's empty one
+            before = ""
+        try:
+            return before + without_opening(opening + before, words) + after
+        except ClosedThoughtError:
+            if not before.strip():
+                raise
+            raise Malformed(
+                f"the chat template closes the thoughts of message {len(messages)} (assistant) itself, and its content begins"
+                f" with {own and own.open!r}: give them as reasoning_content, or prompt and completion as texts"
+            ) from None
 
     def _behind(self, opening: str, text: str, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None) -> int:
         """Finds where the answer begins in a template that changes the text before its opening (Hermes, Mistral); 0: unknown."""
@@ -291,21 +341,38 @@ class Marker:
         """Returns an answer to an opening that the template writes only for prompts, as DeepSeek-R1's does: the answer contains
         the opening, goes on from it, or follows an empty thought, which the prompt or the answer closes.
         """
-        content = str(messages[-1].get("content") or "")
-        answer, tag = without_opening(prompt, content), last_tag(prompt)
+        content, number = str(messages[-1].get("content") or ""), len(messages)
+        opening = opening if opening.strip() else prompt  # a template may open an answer after every message
+        if reasoning_of(messages[-1]):
+            raise ClosedThoughtError(
+                f"the reasoning of message {number} (assistant) has no place, because the chat template's prompt ends with"
+                f" {opening.strip()[-40:]!r} (data.ignore leaves it unread)"
+            )
+        answer, tag, left = without_opening(prompt, content), last_tag(prompt), thought_at_end(opening)
         goes_on = tag[1:] and tag not in content and f"{tag[0]}/{tag[1:]}" in content
-        closing = empty_thought(opening, content)
-        if answer == content and not goes_on and closing is not None:
-            answer, goes_on = closing + content, True
-        if (answer == content and not goes_on) or messages[-1].get("tool_calls"):
+        closing = empty_thought(opening, answer)
+        if (answer == content and not goes_on and closing is None) or messages[-1].get("tool_calls"):
             missing = tag or prompt[in_common(prompt, text) :].strip()[-40:]
             raise Malformed(
                 f"the chat template prompts with {missing!r}, and does not write this before the answer of a conversation:"
                 " let the answer begin with it, or give prompt and completion as texts"
             )
-        words = self._words_end(text, in_common(prompt, text), messages, writer, tools)
-        stop = next((found[0] for known in (self.stops, self._special) if (found := _first(text[words:], known))), "")
-        return _Turn(prompt, answer + stop, bool(stop), pictures_in(messages))
+        end = self._words_end(text, in_common(prompt, text), messages, writer, tools)
+        before = _written_before(content.strip(), text[:end], prompt)
+        if left is not None and left.closed:
+            before = before.rpartition(left.close)[2]
+        if before and left is not None and (left.closed or (answer == content and not goes_on)):
+            answer = (closing or "" if left.close not in before else "") + before + answer
+        elif before and (left is None or before.strip() != left.close):
+            raise Malformed(
+                f"the chat template writes {before!r} before the answer of a conversation, and prompts with {tag!r}: give the"
+                " thoughts as reasoning_content, or prompt and completion as texts"
+            )
+        elif answer == content and not goes_on:
+            answer = (closing or "") + answer
+        stop = next((found for known in (self.stops, self._special) if (found := _first(text[end:], known))), None)
+        last = text[end : end + stop.end()] if stop else ""
+        return _Turn(prompt, answer + last, stop is not None, pictures_in(messages))
 
     def _end(
         self, text: str, begin: int, messages: Sequence[Message], writer: TemplateWriter, tools: Tools | None
@@ -348,6 +415,17 @@ class Marker:
         except UserError:
             raise Malformed(f"cannot tell where the chat template ends message {len(messages)}, which has calls") from None
         return len(text) - in_common(text[::-1], tail[::-1])
+
+
+def _written_before(words: str, text: str, prompt: str) -> str:
+    """Returns what a template writes before the words of an answer where a prompt ends otherwise: tags, but no spaces alone."""
+    text = text.rstrip()
+    if not words or not text.endswith(words):
+        return ""
+    begin = in_common(prompt, text)
+    begin -= len(re.search(r"(?:[<\[][^<>\[\]]*)?$", text[:begin])[0])  # type: ignore[index]  # it matches any text
+    before = text[begin : len(text) - len(words)]
+    return before if before.strip() else ""
 
 
 def _as_text(messages: Sequence[Message], trained: Sequence[int], example: Example) -> Example:
