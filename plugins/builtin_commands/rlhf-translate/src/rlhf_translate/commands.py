@@ -27,7 +27,7 @@ from rlhf_translate.programs import (
     unsupported,
 )
 from rlhf_translate.python_files import docstring, python_command
-from rlhf_translate.shell.script import Call, Script, read_script
+from rlhf_translate.shell.script import SHOWS, Call, Script, read_script
 from rlhf_translate.shell.word import Word
 from rlhf_translate.tasks import answer
 from rlhf_translate.versions import options_of
@@ -244,6 +244,8 @@ def _nothing_found(path: Path, script: Script, text: str, others: Sequence[str],
 def _command(call: Call, path: Path, origin: Origin) -> Command | str | None:
     """Returns the command, or why it is none although it is a program of a project."""
     words = call.words
+    if words[0].text in SHOWS:
+        return None
     if told := answer(words):
         return told
     for place, word in enumerate(words):
@@ -257,7 +259,8 @@ def _command(call: Call, path: Path, origin: Origin) -> Command | str | None:
             return _of(origin.project, origin.method or METHODS[origin.project][0], place + 1, call, path, origin)
         stem = Path(word.text).stem if word.text.endswith(".py") else ""
         name = word.text.rpartition("/")[2]
-        if name in OTHERS and place + 1 < len(words):
+        starts = place == 0 or not words[place - 1].text.startswith("-") or words[place - 1].text == "-m"
+        if name in OTHERS and starts and place + 1 < len(words):
             file = next((each.text for each in words if each.text.endswith((".yaml", ".yml"))), None)
             more = f"; rlhf translate {without_secrets(file)} says what to begin with" if file else ""
             return f"{name} is a program of {OTHERS[name]}, which is not translated{more}"

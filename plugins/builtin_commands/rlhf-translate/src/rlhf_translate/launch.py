@@ -17,6 +17,8 @@ from rlhf_translate.shell.word import Word
 _STRUCTURE = {"-m", "--module", "--", "-u"}
 _SWITCHES = {"multi_gpu", "use_deepspeed", "use_fsdp", "cpu", "tpu", "debug", "standalone", "no_python", "exclusive", "no_wait"}
 """Options of launchers without a value."""
+_PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|trl|uv|ray|srun|bash|sh|nsys)")
+"""Words that are programs, and no values of the option before them."""
 
 TRLS_OWN = {
     "single_gpu": {"num_processes": "1"},
@@ -77,7 +79,7 @@ def _options(words: Sequence[Word]) -> Iterator[Option]:
             yield Option(word.text, (), word.line, missing=word.missing)
         elif word.text in _STRUCTURE or not word.text.startswith("-"):
             if name is not None:
-                switch = word.text in _STRUCTURE or key_of(name.text) in _SWITCHES
+                switch = word.text in _STRUCTURE or key_of(name.text) in _SWITCHES or bool(_PROGRAM.fullmatch(word.text))
                 yield Option(name.text, () if switch else (word.text,), name.line, missing=() if switch else word.missing)
                 name = None
         else:

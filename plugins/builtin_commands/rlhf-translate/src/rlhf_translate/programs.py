@@ -152,6 +152,7 @@ _INSTEAD = {
         "openrlhf",
         "ppo",
     ): "the program of OpenRLHF up to 0.4 without Ray; its options are those of train_ppo_ray: --from openrlhf:ppo_ray",
+    ("openrlhf", "opd"): "distillation on the student's own answers is --algo on_policy_distill with --teacher.model here",
     ("openrlhf", "ct"): "conditional training, which is --algo sft with --data.condition here",
     ("trl", "gkd"): "distillation on the student's own answers is --algo on_policy_distill with --teacher.model here",
     (

@@ -26,10 +26,15 @@ ALIASES = {
     "prompt_key": "data.prompt_key",
 }
 
+_OF_FSDP = ("ds.param_dtype", "ds.attn_implementation", "ds.enable_sleep")
+"""Options that versions beyond the published ones, which train with FSDP, give under its name."""
+
 
 def matters(method: str) -> Sequence[str]:
     return [*MATTERS, *(ppo.MATTERS if method == "ppo_ray" else rows.MATTERS)]
 
 
 def convert(method: str) -> Table:
-    return LAUNCH | BOTH | (ppo.TABLE if method == "ppo_ray" else rows.TABLE)
+    table = LAUNCH | BOTH | (ppo.TABLE if method == "ppo_ray" else rows.TABLE)
+    fsdp = {name.replace("ds.", "fsdp.", 1): row for name, row in table.items() if name in _OF_FSDP}
+    return table | fsdp

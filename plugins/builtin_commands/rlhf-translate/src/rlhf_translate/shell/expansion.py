@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,6 +21,7 @@ _PARAMETER = re.compile(
 )
 _BRACES = re.compile(r"\{([^{},]*,[^{}]*|(-?\d{1,3})\.\.(-?\d{1,3}))\}")
 _CUT = re.compile(r"[@*](?::\s*(\d+)(?::\s*(\d+))?)?")
+_OF_PATH = re.compile(r"\$\(\s*(basename|dirname)\s+(?:--\s+)?((?:[^'`|;&<>()\\\n-]|(?<=\S)-)+)\)")
 _NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _MOST = 1_000_000
 """Maximum characters from variables."""
@@ -187,9 +189,29 @@ class Variables:
             elif kind == "arithmetic":
                 yield _Part(self.sum(said[3:-2], said, line), False)
             elif kind == "command":
-                yield _Part(Word(said, line, (said,)), False)
+                path = self._of_path(said, line)
+                yield _Part(path or Word(said, line, (said,)), path is not None and not quoted)
             else:
                 yield _Part(Word(said, line), not quoted)
+
+    def _of_path(self, said: str, line: int) -> Word | None:
+        """Returns the value of ``$(basename PATH .sh)`` and ``$(dirname PATH)``, which depend on nothing but their words; None for
+        another command.
+        """
+        match = _OF_PATH.fullmatch(said)
+        try:
+            parts = shlex.split(match[2]) if match else []
+        except ValueError:
+            return None
+        words = [self.text(Lexer(part, self.name, line).quoted(), line) for part in parts]
+        if match is None or union(words) or not 0 < len(words) <= 1 + (match[1] == "basename") or not words[0].text:
+            return None
+        path = words[0].text.rstrip("/") or "/"
+        if match[1] == "dirname":
+            return Word(path.rpartition("/")[0].rstrip("/") or ("/" if path.startswith("/") else "."), line)
+        name = path.rpartition("/")[2] or "/"
+        suffix = words[1].text if len(words) > 1 else ""
+        return Word(name.removesuffix(suffix) or name, line)
 
     # --- variables and sums ---------------------------------------------------------------------
 

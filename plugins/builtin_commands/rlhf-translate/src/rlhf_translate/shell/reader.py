@@ -58,7 +58,7 @@ class WordReader:
             else:
                 whole = self.variables.text(pieces, line)
                 value = Word(whole.text[len(match[0]) :], line, whole.missing)
-                if any(piece.kind == "command" for piece in pieces) and len(split(value, line)) == 1:
+                if value.missing and any(piece.kind == "command" for piece in pieces) and len(split(value, line)) == 1:
                     value = Word(f"${{{match[1]}}}", line, (f"${{{match[1]}}} ({value.text})",))
             kept = self.own if not sets else self.outer if self.words[0].text in LOCAL else {}
             kept.setdefault(match[1], self.variables.values.get(match[1]))

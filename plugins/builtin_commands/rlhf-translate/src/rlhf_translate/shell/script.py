@@ -23,7 +23,8 @@ _SUM = re.compile(r"\(\((.*?)\)\)", re.S)
 _FILLED_IN = re.compile(PLACES)
 _PREFIXES = ("time", "exec", "nohup", "sudo", "env")
 _TESTS = ("[", "[[", "test", "grep", "which", "type", "command", "pgrep", "diff", "cmp", "false")
-_SHOWS = ("echo", "printf", "cat", "logger")
+SHOWS = ("echo", "printf", "cat", "logger")
+"""Programs that write their words and start nothing."""
 _DEEPEST = 6
 """Maximum depth of scripts in scripts."""
 
@@ -266,7 +267,7 @@ class _ScriptReader(WordReader):
                 return
             if (file := file_of(words, place)) is not None and self.of_file(words[file:]):
                 return
-            if name not in (*_SHOWS, *_TESTS) and self.is_script_in(word):
+            if name not in (*SHOWS, *_TESTS) and self.is_script_in(word):
                 self.inner(word, words[:place])
                 return
         self.script.calls.append(call)

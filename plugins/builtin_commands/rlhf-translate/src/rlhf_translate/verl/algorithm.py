@@ -134,7 +134,7 @@ def _loss(option: Option, given: Given) -> Outcome:
     return (
         to({"algo.loss": _LOSSES[option.value]})
         if option.value in _LOSSES
-        else lost(f"losses that are known here: {', '.join(_LOSSES)}")
+        else ask(f"{option.value} is not here: {', '.join(_LOSSES)} are, and other algorithms", "algo.loss")
     )
 
 

@@ -40,6 +40,8 @@ def _reward_function(option: Option, given: Given) -> Outcome:
 def _reward_model(option: Option, given: Given) -> Outcome:
     if not given.is_on("reward.reward_model.enable"):
         return same("no reward model is loaded")
+    if "reward.custom_reward_function.path" in given and not given["reward.custom_reward_function.path"].is_off:
+        return lost("the function alone is the reward there, and calls this model: serve it, and say in the function where")
     settings = {"reward.reward_model.name": "reward_model"}
     return to(settings | {"reward_model.model": given["reward.reward_model.model_path"].written})
 
@@ -161,14 +163,24 @@ def project(option: Option, given: Given) -> Outcome:
     return to(settings) if settings else same("no tracker here has projects")
 
 
+def _val_samples(given: Given) -> bool:
+    """Returns True if validation samples: agent loops, which ``rollout.mode=async`` and all versions from 0.7 use, read
+    the temperature alone, and other rollouts are greedy unless samples are requested.
+    """
+    mode = given[f"{_ROLLOUT}mode"].value if given.wrote(f"{_ROLLOUT}mode") else "async" if given.version >= (0, 7) else "sync"
+    if mode == "async" and given[f"{_ROLLOUT}name"].value != "hf":
+        return given.number(f"{_ROLLOUT}val_kwargs.temperature") > 0
+    return given.is_on(f"{_ROLLOUT}val_kwargs.do_sample")
+
+
 def _val_temperature(option: Option, given: Given) -> Outcome:
-    """Handles the temperature of validation: greedy in verl unless samples are requested."""
-    sampled = given.is_on(f"{_ROLLOUT}val_kwargs.do_sample")
+    """Handles the temperature of validation."""
+    sampled = _val_samples(given)
     return to({"eval.temperature": given[f"{_ROLLOUT}val_kwargs.temperature"].written if sampled else "0"})
 
 
 def _val_n(option: Option, given: Given) -> Outcome:
-    if not given.is_on(f"{_ROLLOUT}val_kwargs.do_sample") and (option.number or 1) > 1:
+    if not _val_samples(given) and (option.number or 1) > 1:
         return lost("greedy samples are all the same: eval.n is 1")
     return to({"eval.n": option.value})
 
@@ -211,9 +223,14 @@ def optimizer(place: str, actor: str = "") -> Convert:
             return lost("all roles have one optimizer here")
         if module not in ("torch.optim", "bitsandbytes.optim"):
             return lost("optimizers here are those of torch.optim and bitsandbytes.optim")
+        if name == "adaptive_muon":
+            return lost("an optimizer of Megatron: muon is here")
         return same("AdamW") if name == "AdamW" else to({"backend.optimizer": name})
 
     return convert
+
+
+_OF_MEGATRON = ("muon", "adaptive_muon")
 
 
 ARGUMENTS = (
@@ -269,8 +286,25 @@ def betas(role: str, place: str) -> Convert:
     return lambda option, given: (
         to({f"{role}.betas": option.numbers})
         if any(name in _name_of(place, given)[0].lower() for name in ("adam", "ademamix"))
+        or _name_of(place, given)[0] in _OF_MEGATRON  # its Adam, for what is no matrix
         else same("the optimizer has none")
     )
+
+
+TEMPLATE_VALUES = ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking", "clear_thinking")
+"""Values that chat templates of published models read."""
+_AHEAD = "sampling ahead of training: --async-depth"
+
+
+def _template_values(given: Given) -> list[str]:
+    """Returns all values for the chat template that a command gives one by one."""
+    options = {name: given[f"data.apply_chat_template_kwargs.{name}"] for name in TEMPLATE_VALUES}
+    return [f"{name}={_in_json(option.written)}" for name, option in options.items() if option.line]
+
+
+def _in_json(value: str) -> str:
+    """Returns a value of Hydra's, a text in quotes."""
+    return _as_json(value) if value.isdigit() or value.lower() in ("true", "false", *NONE) else json.dumps(value)
 
 
 def _truncation(option: Option, given: Given) -> Outcome:
@@ -405,8 +439,12 @@ TABLE: Table = {
     f"{_MODEL}lora.dropout": _lora_of_megatron("dropout"),
     f"{_MODEL}lora.dropout_position": _position,
     "data.apply_chat_template_kwargs": template_kwargs,
-    "data.apply_chat_template_kwargs.enable_thinking": lambda option, given: to(
-        {"data.template_kwargs": [f"enable_thinking={str(not option.is_off).lower()}"]}
+    **{
+        f"data.apply_chat_template_kwargs.{name}": lambda option, given: to({"data.template_kwargs": _template_values(given)})
+        for name in TEMPLATE_VALUES
+    },
+    "trainer.v1.trainer_mode": lambda option, given: (
+        same("off, as it is here") if option.value in ("sync", "colocate") or option.is_off else lost(_AHEAD)
     ),
     f"{_MODEL}trust_remote_code": switch({"actor.trust_remote_code": True}),
     f"{_MODEL}override_config.attn_implementation": attention,

@@ -83,6 +83,10 @@ MISSING = {
     "optimizers of the reference, which is not trained": "actor_rollout_ref.ref.optim.*",
     "Megatron": "*megatron* *mbridge* *moe_config*",
     "other backends: torch, deepspeed and fsdp are here": "*veomni* *torchtitan* *turbo_config* *automodel*",
+    "Megatron, which keeps its optimizer in parts": (
+        "*.override_optimizer_config.optimizer_* *.override_optimizer_config.overlap_* "
+        "*.override_optimizer_config.use_precision_*"
+    ),
     "optimizers other than AdamW": (
         "*.optim.muon* *.optim.override_optimizer_config* *.optim.*_dtype *.optim.use_precision_aware_optimizer "
         "*.optim.use_layer_wise_* *.optim.use_checkpoint_opt_param_scheduler *.optim.weight_decay_incr_style"
@@ -95,17 +99,19 @@ MISSING = {
     "a limit for the pictures of a prompt, which has those of its row": "*limit_images*",
     "arguments of the model's processor: write them into its preprocessor_config.json": "data.mm_processor_kwargs*",
     "parts of a model that are not trained: --actor.freeze PATTERN": "*.freeze_vision* *freeze_language_model",
-    "losses that are not here": (
-        "*.policy_loss.clip_cov_* *.policy_loss.kl_cov_* *.policy_loss.ppo_kl_coef *.policy_loss.dro_beta algorithm.pf_ppo* "
-        "algorithm.use_pf_ppo"
+    "losses that are not here": "*.policy_loss.*_* algorithm.pf_ppo* algorithm.use_pf_ppo",
+    "the teacher computes with its weights in the trainer here, without an engine": (
+        "distillation.teacher_models.teacher_model.* distillation.teacher_[!m]*"
     ),
-    "the teacher computes with its weights in the trainer here, without an engine": "distillation.teacher_models.teacher_model.*",
     "a run has one teacher here, for all rows: --teacher.model": "distillation.teacher_models.*",
-    "distillation: --algo on_policy_distill with --teacher.model": "distillation.* actor_rollout_ref.rollout.distill*",
+    "--algo on_policy_distill has no such option": "distillation.* actor_rollout_ref.rollout.distill*",
     "training of quantized weights": "*.qat.* *quantization*",
     "heads that predict several tokens": "*.mtp* *mtp.*",
     "replaying the choices of a router": "*.router_replay* *routing_replay*",
-    "vLLM's own options: --engine.extra": "actor_rollout_ref.rollout.engine_kwargs* actor_rollout_ref.rollout.*parallel_size*",
+    "an option of another engine": "*.engine_kwargs.sglang* *.engine_kwargs.trtllm*",
+    "vLLM's own options: --engine.extra": (
+        "actor_rollout_ref.rollout.engine_kwargs* actor_rollout_ref.rollout.*parallel_size*"
+    ),
     "an agent of your own: --agent FILE.py": (
         "actor_rollout_ref.rollout.agent.* actor_rollout_ref.rollout.multi_turn.* actor_rollout_ref.rollout.chat_scheduler "
         "data.tool_config_path data.function_tool_path data.continuous_token*"
