@@ -28,7 +28,10 @@ from .known import DPO, GRPO, PPO, UNSET, VERL, flat, unset
         (f"{VERL} trainer.nnodes=$NNODES", {"placement"}),
         (f"{VERL} data.train_batch_size=$((N*8)) actor_rollout_ref.actor.ppo_mini_batch_size=8", {"train.batch_size"}),
         (f"{VERL} actor_rollout_ref.rollout.n=${{1}}", {"rollout.n"}),
-        (f"{VERL} actor_rollout_ref.rollout.val_kwargs.do_sample=$D data.val_files=v", {"eval.temperature"}),
+        (
+            f"{VERL} actor_rollout_ref.rollout.mode=sync actor_rollout_ref.rollout.val_kwargs.do_sample=$D data.val_files=v",
+            {"eval.temperature"},
+        ),
     ],
 )
 def test_a_value_that_the_script_does_not_have(translated, script, command, keys):
