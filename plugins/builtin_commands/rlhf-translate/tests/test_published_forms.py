@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rlhf_translate.options import Given, Option
-from rlhf_translate.verl.models import betas
+from rlhf_translate.verl.models import betas, optimizer
 
 PPO = (
     "python3 -m verl.trainer.main_ppo data.train_files=d.parquet data.train_batch_size=8 actor_rollout_ref.model.path=org/M-1B"
@@ -106,6 +106,7 @@ def test_reasons_are_those_of_the_option(translated, script, option, reason):
 def test_the_optimizer_of_megatron_has_betas_for_what_is_no_matrix():
     for name, settings in (("muon", {"actor.betas": [0.9, 0.95]}), ("Muon", {})):
         given = Given("sft", [("optim.optimizer", Option("optim.optimizer", (name,), 1))])
+        assert optimizer("optim.")(given["optim.optimizer"], given).settings == {"backend.optimizer": "Muon"}
         assert betas("actor", "optim.")(Option("optim.betas", ("0.9", "0.95"), 1), given).settings == settings
 
 

@@ -225,7 +225,7 @@ def optimizer(place: str, actor: str = "") -> Convert:
             return lost("optimizers here are those of torch.optim and bitsandbytes.optim")
         if name == "adaptive_muon":
             return lost("an optimizer of Megatron: muon is here")
-        return same("AdamW") if name == "AdamW" else to({"backend.optimizer": name})
+        return same("AdamW") if name == "AdamW" else to({"backend.optimizer": "Muon" if name == "muon" else name})
 
     return convert
 
