@@ -467,6 +467,8 @@ LONG = {
         "test_kill_9_while_a_checkpoint_is_written_leaves_the_one_before",
     ),
     "tests/training/test_waits.py": ("test_micro_batches_do_not_wait_for_their_device",),
+    "tests/cli/test_plugins_show.py": ("test_without_a_name_each_is_imported_and_those_that_cannot_be_used_are_shown",),
+    "tests/training/test_lost_models.py": ("test_a_role_that_needs_the_model_itself_is_named",),
 }
 """File → its tests that take seconds, mostly whole runs. One of each kind stays at every change."""
 
