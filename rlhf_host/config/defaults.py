@@ -72,7 +72,8 @@ def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = No
     """The kernels of a run, in the order in which models are offered to them.
 
     Raises:
-        PluginError: the chosen ones cannot be used here. Of all that are installed (``auto``), those are left out.
+        PluginError: the chosen ones cannot be used here. Of all that are installed (``auto``), those are left out, and those that say
+            ``only_by_name``.
     """
     known = discover() if known is None else known
     if choice.name not in WORDS:
@@ -82,8 +83,8 @@ def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = No
     specs = []
     for spec in [PluginSpec.of(info, {}) for info in known if info.kind == "kernels" and choice.name == AUTO]:
         try:
-            spec.build(known)
-            specs.append(spec)
+            if not spec.build(known).traits.only_by_name:
+                specs.append(spec)
         except PluginError as error:
             log.info("left out: %s", error)
     return specs

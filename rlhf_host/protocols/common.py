@@ -32,6 +32,8 @@ class Traits:
     """True if all its code runs in this process, on the calling thread, so a debugger can follow. ``--debug`` replaces other
     plugins.
     """
+    only_by_name: bool = False
+    """True for kernels that ``--kernels auto`` must not try."""
 
 
 class Compute(Protocol):

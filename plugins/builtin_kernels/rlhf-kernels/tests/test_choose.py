@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -294,3 +296,44 @@ def test_kernels_that_change_the_model_end_the_run(model, change):
 
     with pytest.raises(RunError, match="kernels 'rude' changed the model itself while they were tried to train Llama"):
         chosen(("rude", Changing())).module(model, TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("times", "line"),
+    [
+        (1.034, "kernels 'right' are used to train LlamaForCausalLM; measured: 1.03 times as fast as the plain path"),
+        (1.004, "kernels 'right' are not used to train LlamaForCausalLM: measured: 1.00 times as fast as the plain path"),
+    ],
+)
+def test_kernels_that_want_to_be_faster_are_used_only_where_they_are(model, times, line, monkeypatch):
+    monkeypatch.setattr("rlhf_kernels.compared.times_as_fast", lambda *_: times)
+    right = Kernels()
+    kernels = choose([("right", right)], PlainKernels(), faster=True)
+    assert (kernels.module(model, TRAIN) is model) == ("not used" in line)
+    assert kernels.reports == [line]
+
+
+def test_only_kernels_that_compute_the_same_are_measured(model, monkeypatch):
+    monkeypatch.setattr("rlhf_kernels.compared.times_as_fast", lambda *_: pytest.fail("measured"))
+    kernels = choose([("wrong", Kernels(1.01))], PlainKernels(), faster=True)
+    assert kernels.module(model, TRAIN) is model
+    assert "the gradient of " in kernels.reports[0]
+    assert kernels.like(model, large := copy.deepcopy(model).to("meta"), TRAIN) == (model, large)
+    assert kernels.reports[1] == "no kernels are used to train LlamaForCausalLM: its weights are not here to be measured with"
+
+
+class Slow(Kernels):
+    """A twin that waits in each pass."""
+
+    def twin(self, model, use):
+        made = super().twin(model, use)
+        made.model.norm.register_forward_hook(lambda *_: time.sleep(0.02))
+        return made
+
+
+def test_a_twin_is_timed_beside_its_model_and_leaves_no_gradients(model, monkeypatch):
+    monkeypatch.setattr("rlhf_kernels.measured.LONGEST", 64)
+    kernels = choose([("slow", Slow())], PlainKernels(), faster=True)
+    assert kernels.module(model, TRAIN) is model
+    assert re.search(r"'slow' are not used to train LlamaForCausalLM: measured: 0\.\d\d times as fast", kernels.reports[0])
+    assert all(weight.grad is None for weight in model.parameters())

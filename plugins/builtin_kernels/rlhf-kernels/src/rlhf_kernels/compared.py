@@ -15,6 +15,7 @@ from rlhf_host.comparison import WIDE, decoder_problem, structure
 from rlhf_host.protocols import Decoder, Kernels, KernelsPlugin, TokenLogprobs, Use
 from rlhf_kernels.differences import appearance, gradients_problem
 from rlhf_kernels.heads import head_problem
+from rlhf_kernels.measured import times_as_fast
 
 log = logging.getLogger("rlhf_host.kernels")
 
@@ -25,10 +26,11 @@ class ComparedKernels:
     Args:
         candidates: name and plugin, in the order in which they are asked.
         plain: decodes what no candidate decodes.
+        faster: twins to train are used only where they are measured to be faster than the model.
     """
 
-    def __init__(self, candidates: Sequence[tuple[str, KernelsPlugin]], plain: Kernels):
-        self._candidates, self._plain = candidates, plain
+    def __init__(self, candidates: Sequence[tuple[str, KernelsPlugin]], plain: Kernels, *, faster: bool = False):
+        self._candidates, self._plain, self._faster = candidates, plain, faster
         self._twins: dict[tuple[int, Use], tuple[Any, nn.Module]] = {}
         self._decoders: dict[tuple[int, Use], tuple[Any, dict[int, Decoder | None]]] = {}
         self._heads: dict[Use, TokenLogprobs] = {}
@@ -46,6 +48,9 @@ class ComparedKernels:
 
     def like(self, probe: nn.Module, model: nn.Module, use: Use) -> tuple[nn.Module, nn.Module]:
         """Returns twins to train of a small model, which is compared, and of a large one of the same kind; or both themselves."""
+        if self._faster:
+            self._report(f"no kernels are used to train {type(model).__name__}: its weights are not here to be measured with")
+            return probe, model
         plugin, twin = self._twin(probe, use, partial(gradients_problem, probe, exact=use.dtype in WIDE))
         return (probe, model) if plugin is None else (twin, plugin.twin(model, use))
 
@@ -66,7 +71,7 @@ class ComparedKernels:
                     self._report(f"kernels {name!r} compute log-probabilities")
                     return function
             except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = _first_line(error)
             self._report(f"kernels {name!r} do not compute log-probabilities: {problem}")
         return self._plain.token_logprobs(use)
 
@@ -101,20 +106,24 @@ class ComparedKernels:
         frozen = use.purpose == "train" and not any(weight.requires_grad for weight in model.parameters())
         purpose = f"{'for log-probabilities of' if frozen else f'to {use.purpose}'} {type(model).__name__}"
         for name, plugin in self._candidates:
-            before = appearance(model)
+            before, speed = appearance(model), ""
             try:
                 problem = plugin.unsuited(model, use)
                 if problem is None:
                     twin = plugin.twin(model, use)
                     problem = problem_of(twin)
+                if problem is None and self._faster and use.purpose == "train":
+                    times = round(times_as_fast(model, twin, use), 2)
+                    speed = f"measured: {times:.2f} times as fast as the plain path"
+                    problem = None if times > 1 else speed
             except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = _first_line(error)
             if appearance(model) != before:
                 raise RunError(
                     f"kernels {name!r} changed the model itself while they were tried {purpose}: choose other --kernels"
                 )
             if problem is None:
-                self._report(f"kernels {name!r} are used {purpose}")
+                self._report("; ".join(filter(None, (f"kernels {name!r} are used {purpose}", speed))))
                 return plugin, twin
             self._report(f"kernels {name!r} are not used {purpose}: {problem}")
         return None, None
@@ -127,6 +136,10 @@ class ComparedKernels:
 
 def _none(use: Use) -> None:
     """What plugins have that leave heads to the host."""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def _problem_of_decoder(model: nn.Module, use: Use, length: int, twin: Any) -> str | None:
