@@ -150,6 +150,11 @@ SLOW = {
         r"eight_steps\[none-2\]",
         "reads of a device on the plain path; with graphs at every change",
     ),
+    "plugins/builtin_kernels/rlhf-kernels-compile/tests/test_contract.py": ("", "blocks, traced anew for every check"),
+    "plugins/builtin_kernels/rlhf-kernels-compile/tests/test_compile.py": (
+        "inductors_twin",
+        "blocks that inductor compiles; what is refused, and one traced model at every change",
+    ),
     "plugins/builtin_kernels/rlhf-kernels-graphs/tests/test_graphs.py": (
         r"are_whole_rows\[(qwen2|gemma3|gpt2)\]",
         "families of models; two of them at every change",

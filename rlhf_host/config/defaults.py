@@ -72,8 +72,8 @@ def kernels_to_try(choice: PluginChoice, known: Sequence[PluginInfo] | None = No
     """The kernels of a run, in the order in which models are offered to them.
 
     Raises:
-        PluginError: the chosen ones cannot be used here. Of all that are installed (``auto``), those are left out, and those that say
-            ``only_by_name``.
+        PluginError: the chosen ones cannot be used here. Of all that are installed (``auto``), those are left out,
+            and those that are ``only_by_name``.
     """
     known = discover() if known is None else known
     if choice.name not in WORDS:

@@ -123,6 +123,7 @@ def test_the_first_chooses_among_all_and_without_any_the_plain_path_computes():
 def test_auto_takes_those_that_are_installed_with_their_libraries(monkeypatch):
     monkeypatch.setattr("rlhf_host.plugins.libraries._is_there", lambda library: library not in ("liger_kernel", "triton"))
     assert [spec.name for spec in kernels_to_try(PluginChoice(name="auto"))] == ["cpu", "graphs"]
+    assert [spec.name for spec in kernels_to_try(PluginChoice(name="compile"))] == ["compile"], "only by its name"
     assert kernels_to_try(PluginChoice(name="none")) == []
     with pytest.raises(PluginError, match="kernels 'liger' needs liger_kernel: pip install 'rlhf-kernels-liger"):
         kernels_to_try(PluginChoice(name="liger"))

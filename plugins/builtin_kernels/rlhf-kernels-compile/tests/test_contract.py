@@ -1,7 +1,6 @@
 """The host's contract, check by check: blocks that are traced, and not compiled further."""
 
 import transformers as hf
-
 from rlhf_authoring import kernels_contract
 
 SIZES = {

@@ -31,7 +31,10 @@ def compile_blocks(twin: nn.Module, backend: str, mode: str) -> nn.Module:
 
 def _compiled(plain: Callable[..., Any], backend: str, mode: str) -> Callable[..., Any]:
     """Returns a block's forward that never leaves compiled code: what cannot be traced whole raises an error."""
-    run: Callable[..., Any] = torch.compile(plain, backend=backend, mode=mode, dynamic=True, fullgraph=True)
+
+    @torch.compile(backend=backend, mode=mode, dynamic=True, fullgraph=True)
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, *args, **kwargs)  # so torch puts its names into this module, not into that of the model's code
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         limits: Any = torch._dynamo.config  # each thread has its own, and backward passes may compute blocks again in another

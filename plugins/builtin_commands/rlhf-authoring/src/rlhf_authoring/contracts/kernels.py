@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.mutation_guard import install_generation_tagging_init
 from torch.profiler import ProfilerActivity, profile
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -47,6 +48,7 @@ def unsuited_computes_nothing(subject: Subject) -> None:
 def the_model_is_left_alone(subject: Subject) -> None:
     """Model, configuration, classes, and torch's and transformers' functions and registries stay as they were: others use them."""
     before: dict[str, Any] = {}
+    install_generation_tagging_init()  # as torch does itself, once in a process that compiles anything
 
     def prepare(model: Any) -> None:
         nonlocal before
