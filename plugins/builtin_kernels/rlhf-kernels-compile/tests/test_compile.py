@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from pydantic import ValidationError
-from rlhf_kernels_compile import CompiledBlocks, Options
+from rlhf_kernels_compile import CompiledBlocks, CompileOptions
 
 from rlhf_host.comparison import example_layouts, hidden_states
 from rlhf_host.internals import PlainKernels, blocks_of
@@ -36,7 +36,7 @@ def model():
 
 @pytest.fixture
 def kernels():
-    return CompiledBlocks(Options(backend="eager"))
+    return CompiledBlocks(CompileOptions(backend="eager"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_models_that_cannot_be_compiled_are_refused(kernels, model, change, reas
 
 
 def test_inductor_is_refused_where_nothing_can_compile_for_the_device(model, monkeypatch):
-    kernels = CompiledBlocks(Options())
+    kernels = CompiledBlocks(CompileOptions())
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert kernels.unsuited(model, TRAIN) == "there is no C++ compiler (no-such-compiler)"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -85,7 +85,7 @@ def test_inductor_is_refused_where_nothing_can_compile_for_the_device(model, mon
 
 def test_a_mode_of_another_backend_is_refused():
     with pytest.raises(ValidationError, match="backend eager has no mode max-autotune-no-cudagraphs: leave mode out"):
-        Options(backend="eager", mode="max-autotune-no-cudagraphs")
+        CompileOptions(backend="eager", mode="max-autotune-no-cudagraphs")
 
 
 def test_blocks_are_traced_once_for_all_layers_and_lengths(model):
@@ -125,7 +125,7 @@ def recomputing():
 def test_inductors_twin_passes_the_trial_and_is_measured(make, caplog):
     if shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler: g++")
-    kernels, model = CompiledBlocks(Options()), make()
+    kernels, model = CompiledBlocks(CompileOptions()), make()
     twin = kernels.choose([("compile", kernels)], PlainKernels()).module(model, TRAIN)
     (line,) = [record.message for record in caplog.records if record.name == "rlhf_host.kernels"]
     assert "times as fast as the plain path" in line

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Options(BaseModel):
+class CompileOptions(BaseModel):
     """Arguments of ``torch.compile``."""
 
     model_config = ConfigDict(extra="forbid")
@@ -28,7 +28,7 @@ class Options(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _only_inductor_has_modes(self) -> Options:
+    def _only_inductor_has_modes(self) -> CompileOptions:
         if self.mode != "default" and self.backend != "inductor":
             raise ValueError(f"backend {self.backend} has no mode {self.mode}: leave mode out, or set backend to inductor")
         return self
@@ -37,11 +37,11 @@ class Options(BaseModel):
 class CompiledBlocks:
     """Blocks compiled by torch.compile, where measured to be faster; only with `--kernels compile`."""
 
-    Options = Options
+    Options = CompileOptions
     traits = Traits(only_by_name=True)
     choose = staticmethod(partial(choose, faster=True))
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: CompileOptions) -> None:
         self.options = options
 
     def unsuited(self, model: nn.Module, use: Use) -> str | None:
