@@ -112,7 +112,7 @@ class ComparedKernels:
                 if problem is None:
                     twin = plugin.twin(model, use)
                     problem = problem_of(twin)
-                if problem is None and self._faster and use.purpose == "train":
+                if problem is None and self._faster and isinstance(twin, nn.Module):
                     times = round(times_as_fast(model, twin, use), 2)
                     speed = f"measured: {times:.2f} times as fast as the plain path"
                     problem = None if times > 1 else speed
