@@ -33,7 +33,9 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -55,7 +57,8 @@ try:
     from gpu_parts.machine import Machine
     from gpu_parts.table import CALL_ROUNDS, CALL_STEPS, CALLS, PARTS, START_S, Part
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: install it, or carry its wheel along (see the first lines of {__file__})")
+    print(f"{error}: install it, or carry its wheel along (see the first lines of {__file__})", file=sys.stderr)
+    sys.exit(2)
 
 LONGEST_S = 480.0
 
@@ -66,7 +69,8 @@ def main() -> None:
         print("\n".join(_described(part) for part in PARTS))
         return
     if not options.dry and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: run this where torch.cuda.is_available() is true, or with --dry")
+        print("no CUDA device here: run this where torch.cuda.is_available() is true, or with --dry", file=sys.stderr)
+        sys.exit(2)
     peer = options.peer_python or (sys.executable if importlib.util.find_spec("trl") else None)
     machine = Machine(options.dry, options.peak_tflops, peer, options.rounds, options.steps)
     if options.serve:
@@ -84,6 +88,11 @@ def main() -> None:
         for parts, limit_s, title in _plans(options):
             run.measure(parts, limit_s)
             print(f"\n{title}\n{table(parts, run.results)}" if title else f"\n{table(parts, run.results)}", file=sys.stderr)
+    except UnfitFile as error:  # such as a disk that is full now
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     finally:
         run.close()
         if run.results:
@@ -114,6 +123,10 @@ def _options() -> argparse.Namespace:
     for name, least in (("rounds", 1), ("steps", 2), ("seconds", 0)):
         if (value := getattr(options, name)) is not None and not value >= least:
             parser.error(f"--{name}: at least {least}, not {value:g}")
+    if not 0 < options.peak_tflops < math.inf:
+        parser.error(f"--peak-tflops: a number above 0, not {options.peak_tflops:g}")
+    if options.peer_python and not shutil.which(options.peer_python):
+        parser.error(f"--peer-python: {options.peer_python} is no program")
     if len(options.pieces) > len(options.call or ()):
         parser.error("--pieces: one folder for each --call, in their order")
     if lacking := [str(folder) for folder in options.pieces if not folder.is_dir()]:

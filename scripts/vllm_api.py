@@ -10,11 +10,13 @@ Prints a line for each version and a line for each name that it lacks; leaves wi
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import re
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -297,8 +299,10 @@ def of_wheel(path: Path) -> Version:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
     try:
-        versions = [of_wheel(Path(name)) for name in sys.argv[1:]] or [installed()]
+        versions = [of_wheel(path) for path in parser.parse_args().wheels] or [installed()]
     except (OSError, zipfile.BadZipFile) as error:
         print(f"cannot read a wheel: {error}", file=sys.stderr)
         sys.exit(2)
@@ -307,7 +311,14 @@ def main() -> None:
         if version is None:
             print("vllm is not installed here: name a wheel", file=sys.stderr)
             sys.exit(2)
-        found = problems(version)
+        try:
+            there, found = version.module("vllm") is not None, problems(version)
+        except (SyntaxError, UnicodeDecodeError, zipfile.BadZipFile, zlib.error) as error:
+            print(f"{version.name} is damaged: {error}", file=sys.stderr)
+            sys.exit(2)
+        if not there:
+            print(f"{version.name} has no package vllm", file=sys.stderr)
+            sys.exit(2)
         needed = [name for name in found if name not in WITHOUT]
         lacking |= bool(needed)
         count = len({use.path for use in uses()}) + len(_arguments())

@@ -349,8 +349,11 @@ def test_the_file_of_results_is_added_to_by_the_same_commit_and_device_alone(
     assert content["started"] <= content["ended"]
     bad, (nothing,) = tmp_path / "bad", ([],)
     bad.write_text("[]")
+    newer = tmp_path / "newer.json"
+    newer.write_text(json.dumps(content | {"format": 2}))
     for place, problem in (
         (path, "has results of another commit"),
+        (newer, "has results of another format and commit"),
         (bad, "is not a file of results (TypeError)"),
         (bad / "x", "cannot be written (File exists)"),
     ):
@@ -362,6 +365,21 @@ def test_the_file_of_results_is_added_to_by_the_same_commit_and_device_alone(
         printed = capsys.readouterr()
         assert (leaving.value.code, printed.out.splitlines()) == (2, nothing)
         assert printed.err == f"{place} {problem}: choose another --results\n"
+
+
+def test_a_file_that_can_no_longer_be_written_is_named_and_nothing_is_left_half_written(tmp_path: Path) -> None:
+    figures = importlib.import_module("gpu_parts.figures")
+    path = tmp_path / "figures.json"
+    file = figures.FigureFile(path, dry=True, commit="c0ffee")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(
+        figures.UnfitFile, match=r"figures\.json cannot be written \(Is a directory\): choose another --results"
+    ):
+        file.add({"part": "a", "value": 1.0})
+    assert [each.name for each in tmp_path.iterdir()] == ["figures.json"]
+    with pytest.raises(figures.UnfitFile, match=r"figures\.json is not a file: choose another"):
+        figures.FigureFile(path, dry=True, commit="c0ffee")
 
 
 def test_a_call_says_what_it_carries(script: ModuleType, tmp_path: Path) -> None:
@@ -384,6 +402,9 @@ def test_a_call_says_what_it_carries(script: ModuleType, tmp_path: Path) -> None
     [
         (("--seconds", "nan"), "--seconds: at least 0, not nan"),
         (("--steps", "1"), "--steps: at least 2, not 1"),
+        (("--peak-tflops", "nan"), "--peak-tflops: a number above 0, not nan"),
+        (("--peak-tflops", "0"), "--peak-tflops: a number above 0, not 0"),
+        (("--peer-python", "/no/python"), "--peer-python: /no/python is no program"),
         (("--rounds", "0"), "--rounds: at least 1, not 0"),
         (("--pieces", "x"), "--pieces: one folder for each --call, in their order"),
         (("--call", "first", "--pieces", "x"), "--pieces: x is no folder"),
@@ -417,14 +438,16 @@ esac
     (pieces / "caches/vllm").mkdir(parents=True)
     for name in ("SUMS", "piece-00"):
         (pieces / name).write_text(name)
-    keep.mkdir()
+    (keep / "site-0123456789ab.unfinished").mkdir(parents=True)
     environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), "OUT": str(out), "KEEP": str(keep), "COMMIT": "c0ffee"}
     for call, code in (("first", 1), ("second", 1), ("fourth", 2)):
         command = ["bash", str(SCRIPTS / "gpu_calls.sh"), call, str(pieces)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (code, "line\n" if code == 1 else ""), done.stderr
     assert "One of the three calls" in done.stderr
-    (site,) = keep.glob("site-*")
+    absent = subprocess.run([*command[:2], "first", "absent"], env=environment, capture_output=True, text=True)
+    assert (absent.returncode, absent.stdout, absent.stderr) == (2, "", "absent is no folder of pieces\n")
+    (site,) = {*keep.glob("site-*")} - {*keep.glob("*.unfinished")}
     said = (keep / "said").read_text()
     assert said.count(f"scripts/gpu_carry/join.py {keep}/pieces {site}") == 1
     assert (keep / "pieces/piece-00").read_text() == "piece-00"

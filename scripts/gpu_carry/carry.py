@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import time
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +34,13 @@ from join import SUMS  # noqa: E402
 GLIBC = (5, 12, 17, 24, 26, 27, 28, 31, 34, 35, 39)
 """Minor versions of glibc that wheels are tagged with: pip takes each by its own name."""
 MIB = 1 << 20
+LEAST_MIB = 1.0
 PRESET = 1
 """Of xz: 3 takes twice as long for a hundredth less."""
+
+
+class CarryError(Exception):
+    """What tar, xz or pip could not do."""
 
 
 def fetch(settings: Mapping[str, Any], wheels: Path, groups: Sequence[str]) -> None:
@@ -57,14 +64,20 @@ def build(settings: Mapping[str, Any], wheels: Path) -> None:
 def unpack(settings: Mapping[str, Any], wheels: Sequence[Path], site: Path) -> None:
     """Unpacks the wheels into one folder and takes out what is not used there."""
     for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(site)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(site)
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise CarryError(f"{wheel} is damaged ({error}): remove {wheel.parent}, so that it is made again") from error
     for pattern in settings["cut"]["remove"]:
         for path in list(site.glob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     for pattern in settings["cut"]["libraries"]:
         for path in sorted(site.glob(pattern)):
-            print(f"  {path.name}: {cut(path, settings['architecture'])}", file=sys.stderr)
+            try:
+                print(f"  {path.name}: {cut(path, settings['architecture'])}", file=sys.stderr)
+            except ValueError as error:
+                raise CarryError(f"{path.name}: {error}") from error
 
 
 def pack(site: Path, pieces: Path, piece_bytes: int) -> None:
@@ -87,14 +100,14 @@ def pack(site: Path, pieces: Path, piece_bytes: int) -> None:
                 block = xz.stdout.read(min(MIB, piece_bytes - size))
         lines.append(f"{digest.hexdigest()} {size} {path.name}\n")
     if tar.wait() or xz.wait():
-        sys.exit(f"cannot pack {site}: tar ended with {tar.returncode}, xz with {xz.returncode}")
+        raise CarryError(f"cannot pack {site}: tar ended with {tar.returncode}, xz with {xz.returncode}")
     (pieces / SUMS).write_text("".join(lines))
 
 
 def _pip(command: str, *arguments: str) -> None:
     program = [sys.executable, "-m", "pip", "--disable-pip-version-check", command, "--quiet", "--no-deps"]
     if subprocess.run([*program, *arguments], stdout=sys.stderr).returncode:
-        sys.exit(f"pip {command} failed, see above")
+        raise CarryError(f"pip {command} failed, see above")
 
 
 @contextmanager
@@ -103,8 +116,12 @@ def _whole(target: Path) -> Iterator[Path]:
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    yield unfinished
-    unfinished.rename(target)
+    try:
+        yield unfinished
+        unfinished.rename(target)
+    except BaseException:  # Ctrl-C too
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def _step(name: str, target: Path, work: Callable[[Path], None]) -> None:
@@ -129,17 +146,27 @@ def main() -> None:
     groups = [group for group in settings["wheels"] if group not in options.without]
     if unknown := set(options.without) - settings["wheels"].keys():
         parser.error(f"--without {unknown.pop()}: the groups are {', '.join(settings['wheels'])}")
-    if options.piece_mib <= 0:
-        parser.error(f"--piece-mib {options.piece_mib:g}: should be above 0")
+    if not LEAST_MIB <= options.piece_mib < math.inf:
+        parser.error(f"--piece-mib {options.piece_mib:g}: should be a number of at least {LEAST_MIB:g}")
     if lacking := [program for program in ("tar", "xz") if shutil.which(program) is None]:
         parser.error(f"{' and '.join(lacking)} not found: install it")
-    wheels, own, site, pieces = (options.out / name for name in ("wheels", "own", "site", "pieces"))
+    try:
+        _carry(settings, groups, options.out, int(options.piece_mib * MIB))
+    except (CarryError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _carry(settings: Mapping[str, Any], groups: Sequence[str], out: Path, piece_bytes: int) -> None:
+    wheels, own, site, pieces = (out / name for name in ("wheels", "own", "site", "pieces"))
     _step("fetched", wheels, lambda folder: fetch(settings, folder, groups))
     _step("built", own, lambda folder: build(settings, folder))
     _step(
         "unpacked and cut", site, lambda folder: unpack(settings, sorted([*wheels.glob("*.whl"), *own.glob("*.whl")]), folder)
     )
-    _step("packed", pieces, lambda folder: pack(site, folder, int(options.piece_mib * MIB)))
+    _step("packed", pieces, lambda folder: pack(site, folder, piece_bytes))
     for piece in sorted(pieces.glob("piece-*")):
         print(f"  {piece.name}: {piece.stat().st_size:,} bytes")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import re
+import shlex
 import shutil
 import sys
 import tarfile
@@ -21,6 +23,7 @@ from typing import Any
 
 SUMS = "SUMS"
 """A line for each piece, in order: its SHA-256, its bytes, its name."""
+LINE = re.compile(r"^([0-9a-f]{64}) ([0-9]+) (piece-[0-9]+)\n", re.MULTILINE)
 
 
 class JoinError(Exception):
@@ -35,15 +38,20 @@ def join(folders: Sequence[Path], target: Path) -> tuple[int, int]:
     """
     if target.exists():
         raise JoinError(f"{target} exists: remove it, or name another folder")
-    pieces = _checked(folders)
+    try:
+        pieces = _checked(folders)
+    except OSError as error:
+        raise JoinError(f"cannot read the pieces: {error}") from error
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         with lzma.open(Joined(pieces)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
             tar.extractall(unfinished, filter="data")
         unfinished.rename(target)
-    except (lzma.LZMAError, tarfile.TarError, OSError) as error:
+    except BaseException as error:  # Ctrl-C too
         shutil.rmtree(unfinished, ignore_errors=True)
+        if not isinstance(error, lzma.LZMAError | tarfile.TarError | OSError | EOFError):
+            raise
         raise JoinError(f"cannot unpack into {target}: {error}") from error
     unpacked = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return sum(piece.stat().st_size for piece in pieces), unpacked
@@ -54,11 +62,14 @@ def _checked(folders: Sequence[Path]) -> list[Path]:
     lists = [folder / SUMS for folder in folders if (folder / SUMS).is_file()]
     if not lists:
         raise JoinError(f"no {SUMS} in {', '.join(map(str, folders))}: it comes with the pieces")
-    if len({path.read_text() for path in lists}) > 1:
+    if len({path.read_bytes() for path in lists}) > 1:
         raise JoinError(f"{lists[0]} and {lists[1]} differ: the pieces are of two packings")
+    text = lists[0].read_bytes().decode(errors="replace")
+    listed = LINE.findall(text)
+    if not listed or "".join("{} {} {}\n".format(*piece) for piece in listed) != text:
+        raise JoinError(f"{lists[0]} is not a list of pieces: carry it again")
     pieces = []
-    for line in lists[0].read_text().splitlines():
-        wanted, size, name = line.split()
+    for wanted, size, name in listed:
         found = [folder / name for folder in folders if (folder / name).is_file()]
         if not found:
             raise JoinError(f"{name} of {int(size):,} bytes is missing: carry it too")
@@ -94,6 +105,9 @@ class Joined(RawIOBase):
 
 
 def main() -> None:
+    if {"-h", "--help"} & {*sys.argv[1:]}:
+        print(__doc__)
+        return
     if len(sys.argv) < 3 or sys.argv[1].startswith("-"):
         print(__doc__, file=sys.stderr)
         sys.exit(2)
@@ -104,11 +118,13 @@ def main() -> None:
     except JoinError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     print(
         f"joined {packed / 1e6:.1f} MB, unpacked {unpacked / 1e6:.1f} MB in {time.perf_counter() - begun:.1f} s",
         file=sys.stderr,
     )
-    print(f"export PYTHONPATH={target.resolve()} VLLM_USE_FLASHINFER_SAMPLER=0")
+    print(f"export PYTHONPATH={shlex.quote(str(target.resolve()))} VLLM_USE_FLASHINFER_SAMPLER=0")
 
 
 if __name__ == "__main__":

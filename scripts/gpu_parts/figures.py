@@ -27,6 +27,10 @@ CARRIED_BYTES = 64 << 20
 """What a rented machine may be sent with one call: the checkout and the pieces."""
 
 
+FORMAT = 1
+"""Of the file of results."""
+
+
 class UnfitFile(Exception):
     """A file cannot take these results: in one line why, and what to do."""
 
@@ -41,14 +45,10 @@ class FigureFile:
     def __init__(self, path: Path, *, dry: bool, commit: str | None):
         self._path = path
         about = {"commit": commit or commit_of(ROOT), "device": device(dry), "versions": versions()}
-        self._content: dict[str, Any] = {"format": 1, **about, "started": now(), "figures": {}}
+        self._content: dict[str, Any] = {"format": FORMAT, **about, "started": now(), "figures": {}}
         if path.exists():
-            self._content |= _earlier(path, about)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._write()
-        except OSError as error:
-            raise UnfitFile(f"{path} cannot be written ({error.strerror}): choose another --results") from None
+            self._content |= _earlier(path, {"format": FORMAT, **about})
+        self._write()
 
     def add(self, result: Result) -> None:
         self._content["figures"][result["part"]] = {key: value for key, value in result.items() if key != "part"}
@@ -57,12 +57,21 @@ class FigureFile:
 
     def _write(self) -> None:
         unfinished = self._path.with_name(f"{self._path.name}.unfinished")
-        unfinished.write_text(json.dumps(self._content, indent=1) + "\n")
-        unfinished.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                unfinished.write_text(json.dumps(self._content, indent=1) + "\n")
+                unfinished.replace(self._path)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        except OSError as error:
+            raise UnfitFile(f"{self._path} cannot be written ({error.strerror}): choose another --results") from None
 
 
 def _earlier(path: Path, about: dict[str, Any]) -> dict[str, Any]:
     """The figures of a file, and when they were begun."""
+    if not path.is_file():
+        raise UnfitFile(f"{path} is not a file: choose another --results")
     try:
         before = json.loads(path.read_text())
         unlike = [key for key in about if before[key] != about[key]]

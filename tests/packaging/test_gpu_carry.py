@@ -144,10 +144,11 @@ def test_what_is_joined_is_what_was_packed(carry, join, packed, tmp_path):
     (tmp_path / "two/piece-00").unlink()
     (tmp_path / "two/SUMS").unlink()
     done = subprocess.run(
-        [sys.executable, FOLDER / "join.py", "one", "two", "target"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, FOLDER / "join.py", "one", "two", "a target"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout) == (0, f"export PYTHONPATH={tmp_path / 'target'} VLLM_USE_FLASHINFER_SAMPLER=0\n")
-    assert content(tmp_path / "target") == content(site)
+    target = tmp_path / "a target"
+    assert (done.returncode, done.stdout) == (0, f"export PYTHONPATH='{target}' VLLM_USE_FLASHINFER_SAMPLER=0\n")
+    assert content(target) == content(site)
     again = tmp_path / "again"
     again.mkdir()
     carry.pack(site, again, 2000)
@@ -176,12 +177,28 @@ def lose_sums(pieces):
     return f"no SUMS in {pieces}: it comes with the pieces"
 
 
+def empty_sums(pieces):
+    (pieces / "SUMS").write_text("")
+    return f"{pieces / 'SUMS'} is not a list of pieces: carry it again"
+
+
+def damage_sums(pieces):
+    (pieces / "SUMS").write_bytes(b"\xff" + (pieces / "SUMS").read_bytes())
+    return f"{pieces / 'SUMS'} is not a list of pieces: carry it again"
+
+
+def cut_sums(pieces):
+    (pieces / "SUMS").write_text((pieces / "SUMS").read_text().splitlines(keepends=True)[0])
+    ended = "Compressed file ended before the end-of-stream marker was reached"
+    return f"cannot unpack into {pieces.parent / 'target'}: {ended}"
+
+
 def use_target(pieces):
     (pieces.parent / "target").mkdir()
     return f"{pieces.parent / 'target'} exists: remove it, or name another folder"
 
 
-@pytest.mark.parametrize("spoil", [lose, change, shorten, lose_sums, use_target])
+@pytest.mark.parametrize("spoil", [lose, change, shorten, lose_sums, empty_sums, damage_sums, cut_sums, use_target])
 def test_pieces_that_are_not_those_that_were_packed_are_refused(join, packed, tmp_path, spoil):
     pieces = Path(shutil.copytree(packed[1], tmp_path / "pieces"))
     line = spoil(pieces)
@@ -204,7 +221,10 @@ def test_pieces_of_two_packings_are_not_mixed(carry, join, packed, tmp_path):
     ("arguments", "line"),
     [
         (["out", "--without", "vlm"], "--without vlm: the groups are host, trl, vllm"),
-        (["out", "--piece-mib", "0"], "--piece-mib 0: should be above 0"),
+        (["out", "--piece-mib", "0"], "--piece-mib 0: should be a number of at least 1"),
+        (["out", "--piece-mib", "1e-9"], "--piece-mib 1e-09: should be a number of at least 1"),
+        (["out", "--piece-mib", "nan"], "--piece-mib nan: should be a number of at least 1"),
+        (["out", "--piece-mib", "inf"], "--piece-mib inf: should be a number of at least 1"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path, arguments, line):
@@ -212,6 +232,24 @@ def test_wrong_arguments_are_refused(tmp_path, arguments, line):
     assert done.returncode == 2
     assert line in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damaged", ["wheel", "library"])
+def test_what_cannot_be_carried_is_named_and_leaves_nothing_half_made(carry, tmp_path, capsys, monkeypatch, damaged):
+    wheels, own = tmp_path / "out/wheels", tmp_path / "out/own"
+    wheels.mkdir(parents=True)
+    own.mkdir()
+    with zipfile.ZipFile(wheels / "vllm-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("vllm/lib.so", struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 100) + b"\1" * 100)
+    if damaged == "wheel":
+        (wheels / "vllm-1-py3-none-any.whl").write_bytes(b"PK")
+    monkeypatch.setattr(sys, "argv", ["carry.py", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as leaving:
+        carry.main()
+    assert leaving.value.code == 2
+    problem = capsys.readouterr().err.splitlines()[-1]
+    assert ("vllm-1-py3-none-any.whl is damaged (" if damaged == "wheel" else "lib.so: the entry at byte") in problem
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"wheels", "own"}
 
 
 def test_the_packages_that_are_carried_are_there():

