@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from transformers import CTRLConfig
 
 from rlhf_host.commands import main
 
@@ -138,7 +139,30 @@ def test_as_many_layers_are_recomputed_as_memory_asks_for(plan, directory):
     one_less = ("--actor.gradient-checkpointing", str(some - 1), "--memory-gb", "80")
     assert "it would fit with --actor.gradient-checkpointing true" in refused(plan("--actor.model", model, *placed, *one_less))
     many = plan("--actor.model", model, *placed, "--actor.gradient-checkpointing", "29")
-    assert f"--actor.gradient-checkpointing 29: the model '{model}' has 28 layers; true recomputes all" in refused(many)
+    alone = "Qwen2ForCausalLM has 28 layers that can be recomputed one by one; true recomputes all"
+    assert f"--actor.gradient-checkpointing 29: {alone}" in refused(many)
+    unknown = "actor recomputes 28 of 28 layers, because the memory of the devices is not known (--memory-gb)."
+    assert unknown in plan("--actor.model", model, *placed, *auto[:2]).output
+
+
+@pytest.mark.parametrize("asked", ["true", "3", "auto"])
+def test_a_model_that_cannot_recompute_is_refused_as_by_a_run(plan, tmp_path, asked):
+    small = {"n_embd": 64, "dff": 128, "n_layer": 4, "n_head": 2, "vocab_size": 97, "architectures": ["CTRLLMHeadModel"]}
+    CTRLConfig(**small).save_pretrained(tmp_path)
+    said = refused(plan("--actor.model", tmp_path, "--actor.gradient-checkpointing", asked))
+    assert f"--actor.gradient-checkpointing {asked}: CTRLLMHeadModel does not support gradient checkpointing" in said
+    assert phases(plan("--actor.model", tmp_path, "--json"))
+    said = refused(plan("--actor.model", tmp_path, "--memory-gb", "0.06"))
+    assert "would fit with --" in said
+    assert "gradient-checkpointing" not in said
+
+
+def test_logits_that_are_kept_are_counted(plan, directory):
+    flags = ("--actor.model", directory("7B"), "--placement", "actor+rollout=8", *FSDP, *ENGINE)
+    off, on = (phases(plan(*flags, "--train.keep-logits", each, "--json"))["training"]["logits"] for each in ("off", "on"))
+    assert on - off == pytest.approx(16_384 * 152_064 * 2 / 1e9, abs=0.1)
+    said = refused(plan(*flags, "--train.keep-logits", "on", "--memory-gb", "39"))
+    assert "it would fit with --train.keep-logits off" in said
 
 
 def test_flex_attention_is_planned_as_sdpa(plan, directory):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_host import RoleNeed, UserError
 from rlhf_host.commands import first_line
@@ -57,8 +58,11 @@ class Choice:
     kept_logits: float = 0.0
     """Bytes of logits that are kept, which is only done where they fit and not in the sum; 0: they are computed twice."""
 
+    memory_known: bool = True
+
     def __str__(self) -> str:
-        recomputes = [f"recomputes {self.recomputed} of {self.layers} layers"] if self.auto else []
+        unknown = "" if self.memory_known else ", because the memory of the devices is not known (--memory-gb)"
+        recomputes = [f"recomputes {self.recomputed} of {self.layers} layers{unknown}"] if self.auto else []
         keeps = [f"keeps its logits, for which {self.kept_logits / GB:.1f} GB are free"] if self.kept_logits else []
         return " and ".join(recomputes + keeps)
 
@@ -191,9 +195,14 @@ class Planner:
         rows, length = budget_rows(budget, longest)
         passed = self._footprint(start, need, needed.width, autocast).passed
         depth, asked = len(passed.layers), settings.gradient_checkpointing
-        if isinstance(asked, int) and asked > max(depth, 1):
-            flag = f"--{role_flag(need.name)}.gradient-checkpointing {asked}"
-            raise UserError(f"{flag}: the model {settings.model!r} has {depth} layers; true recomputes all")
+        flag = f"--{role_flag(need.name)}.gradient-checkpointing {str(asked).lower()}"
+        if asked and not model.recomputes:
+            raise UserError(f"{flag}: {model.kind} does not support gradient checkpointing: set it to false")
+        if asked == "auto" and not model.recomputed_alone:
+            raise UserError(f"{flag}: {model.kind} has no layers that can be recomputed one by one; true recomputes all")
+        if isinstance(asked, int) and asked is not True and asked > model.recomputed_alone:
+            layers = f"{model.recomputed_alone} layers that can be recomputed one by one"
+            raise UserError(f"{flag}: {model.kind} has {layers}; true recomputes all")
         counts = range(depth + 1) if asked == "auto" else [depth if asked is True else int(asked)]
         logits = 0.0
         if need.head == "lm":
@@ -206,7 +215,13 @@ class Planner:
                 trained=model.head_trained,
                 device=device,
             )
-        keeps = start.train.keep_logits == "auto" and device == "cuda" and need.head == "lm"
+        kept = kept_bytes(rows * length, model.vocabulary, narrow=narrow or autocast, capped=model.capped)
+        if need.head != "lm":
+            kept = 0
+        elif start.train.keep_logits == "on":
+            logits, kept = logits + kept, 0
+        elif start.train.keep_logits == "off" or device != "cuda":
+            kept = 0
         return _Role.of(
             need.name,
             loaded,
@@ -215,7 +230,7 @@ class Planner:
             passed.copies,
             logits,
             Choice(layers=depth, recomputed=depth, auto=asked == "auto"),
-            kept_bytes(rows * length, model.vocabulary, narrow=narrow or autocast) if keeps else 0.0,
+            kept,
         )
 
     def _engine(self, start: RuntimeStart, group: DeviceGroup, device: DeviceKind) -> ServingMemory:
@@ -337,7 +352,9 @@ class _Role:
         fitting = [count for count, bytes_ in needed.items() if free is not None and bytes_ <= free]
         count = min(fitting, default=max(needed))
         fits = free is not None and needed[count] + self.logits <= free
-        return self.training[count], replace(self.choice, recomputed=count, kept_logits=self.logits if fits else 0.0)
+        return self.training[count], replace(
+            self.choice, recomputed=count, kept_logits=self.logits if fits else 0.0, memory_known=free is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +369,14 @@ class CountedModel:
     hidden: int
     context: int
     head_trained: bool
+    capped: bool
+    """Logits go through a softcap."""
+    kind: str
+    """The class of transformers."""
+    recomputes: bool
+    """It supports gradient checkpointing."""
+    recomputed_alone: int
+    """Number of layers that can be recomputed one by one."""
 
     @classmethod
     def of(cls, role: Any, model: Any) -> CountedModel:
@@ -367,6 +392,10 @@ class CountedModel:
             config.hidden_size,
             context_length(model),
             head is not None and head.weight.requires_grad,
+            getattr(config, "final_logit_softcapping", None) is not None,
+            type(model).__name__,
+            model.supports_gradient_checkpointing,
+            sum(isinstance(layer, GradientCheckpointingLayer) for layer in blocks_of(model).values()),
         )
 
     def counted(self, processes: int, device: DeviceKind, *, rounded: bool) -> TrainedModel:

@@ -52,19 +52,22 @@ def _where(phase: Phase) -> str:
 def _fitting(planner: Planner, start: RuntimeStart, runtime: Any, size: float) -> str:
     """Returns flags with which the plan fits: as few of the known ways as are needed; empty: all of them are not enough."""
 
-    def fits(ways: Sequence[_Way]) -> bool:
+    def fits(ways: Sequence[_Way]) -> bool | None:
         changed = start
         try:
             for way in ways:
                 changed = way.on(changed)
             return not _over(planner.plan(changed, runtime), size)
-        except (PluginError, UserError):  # options that do not go together
-            return False
+        except (PluginError, UserError):  # options that do not go together, or that a model cannot have
+            return None
 
     chosen: list[_Way] = []
     for way in _ways(start):
-        chosen = [each for each in chosen if each.what != way.what] + [way]
-        if fits(chosen):
+        more = [each for each in chosen if each.what != way.what] + [way]
+        if (enough := fits(more)) is None:
+            continue
+        chosen = more
+        if enough:
             break
     else:
         return ""
@@ -83,7 +86,7 @@ class _Way:
     changes: Mapping[str, Any]
 
     def on(self, start: RuntimeStart) -> RuntimeStart:
-        if self.what == "budget":
+        if self.what in ("budget", "train"):
             return replace(start, train=start.train.model_copy(update=dict(self.changes)))
         if self.what in ("backend", "engine"):
             spec: PluginSpec = getattr(start, self.what)
@@ -96,6 +99,8 @@ class _Way:
 def _ways(start: RuntimeStart) -> Iterator[_Way]:
     """Yields ways, the plainest first."""
     trained = [need.name for need in start.needs.roles if need.trainable]
+    if start.train.keep_logits == "on":
+        yield _Way("train", "--train.keep-logits off", {"keep_logits": "off"})
     if plain := [name for name in trained if str(start.roles[name].gradient_checkpointing) not in ("True", "auto")]:
         flags = " ".join(f"--{role_flag(name)}.gradient-checkpointing true" for name in plain)
         yield _Way("checkpointing", flags, {name: {"gradient_checkpointing": True} for name in plain})
