@@ -37,11 +37,11 @@ def add(model: Any, p: float) -> None:
 
 
 @contextlib.contextmanager
-def dropping(model: nn.Module) -> Iterator[bool]:
-    """Lets dropout act inside the block, which has to hold the backward passes too, because these may compute layers again.
-    Yields False if the model has none.
+def dropping(*models: nn.Module) -> Iterator[bool]:
+    """Lets dropout of a model and of its twin act inside the block, which has to hold the backward passes too, because these may
+    compute layers again. Yields False if there is none.
     """
-    own = [module for module in model.modules() if isinstance(module, AdapterDropout)]
+    own = [module for model in models for module in model.modules() if isinstance(module, AdapterDropout)]
     for module in own:
         module.acts = True
     try:

@@ -146,12 +146,12 @@ def _lora_modules(layer: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 @contextlib.contextmanager
-def using(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Makes the model compute with the adapter ``name`` inside the block; with None it is the base, bit for bit.
+def using(name: str | None, *models: nn.Module) -> Iterator[None]:
+    """Makes a model, and its twin, compute with the adapter ``name`` inside the block; with None it is the base, bit for bit.
 
     Only the adapter in use changes. peft's own switch would also change which weights are trained, behind the optimizer's back.
     """
-    layers = [layer for _, layer in adapter_layers(model)]
+    layers = [layer for model in models for _, layer in adapter_layers(model)]
     for layer in layers:
         layer._active_adapter, layer._disable_adapters = [name or TRAINED], name is None
     try:

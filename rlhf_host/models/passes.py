@@ -101,7 +101,7 @@ class Passes:
     def under(self, adapter: str | None) -> Passes:
         """Returns the same passes with another adapter of the model, or with none. Nothing of the model is held twice."""
         passes = copy(self)
-        passes._adapter = partial(using, self.model, adapter)
+        passes._adapter = lambda: using(adapter, passes.model, passes.compute)
         return passes
 
     def _examine(self, probe: Any = None) -> None:

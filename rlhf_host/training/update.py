@@ -76,7 +76,7 @@ class Accumulation:
             places: positions of the rows of ``batch`` in the whole.
         """
         result = PassResult()
-        with dropping(self.role.passes.model) as drops:
+        with dropping(self.role.passes.model, self.role.passes.compute) as drops:
             self._all(batch, plan, places, result, drops)
         started = time.perf_counter()
         try:

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_host.backends.weights import named_weights
 from rlhf_host.config.schema import LoraOptions, RoleConfig
+from rlhf_host.engines.plain_path import PlainKernels
 from rlhf_host.errors import UserError
+from rlhf_host.functional import twin
 from rlhf_host.models.adapter_files import load_adapter, refuse_other_base
 from rlhf_host.models.adapters import adapter_layers, adapter_weights, attach, merged_weights, using
 from rlhf_host.models.loading import load_model, load_tokenizer, save_model, weight_files
@@ -316,9 +318,30 @@ def test_rslora_scales_by_the_root_of_the_rank(tiny_model):
 
 def test_using_ends_with_the_trained_adapter_after_an_error(trained):
     before = logprobs(trained)
-    with pytest.raises(RuntimeError, match="inside"), using(trained, None):
+    with pytest.raises(RuntimeError, match="inside"), using(None, trained):
         raise RuntimeError("inside")
     assert torch.equal(logprobs(trained), before)
+
+
+class Twins(PlainKernels):
+    """Kernels that compute by copies of the modules, as all do."""
+
+    def module(self, model, use):
+        return twin(model)
+
+
+def test_the_base_is_that_of_the_twin_too(tiny_model):
+    """The twin is checked while the adapter is new, and so changes nothing."""
+    model = load_model(lora(tiny_model), trainable=True)
+    before, passes = logprobs(model), Passes(model, kernels=Twins())
+    base = passes.under(None)
+    with torch.no_grad():
+        for each in (passes, base):
+            assert torch.equal(each.forward(PROMPTS, IDS, MASK).logprobs, before)
+        learn(model)
+        assert base._verdict.padded is base.compute is not model
+        assert torch.equal(base.forward(PROMPTS, IDS, MASK).logprobs, before)
+        assert not torch.equal(passes.forward(PROMPTS, IDS, MASK).logprobs, before)
 
 
 def test_attach_needs_no_file(tiny_model):

@@ -17,6 +17,7 @@ from rlhf_host.backends.torch_backend import TorchBackend
 from rlhf_host.config.schema import LoraOptions, RoleConfig, RunConfig, TrainConfig
 from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.engines.plain_path import PlainKernels
+from rlhf_host.functional import twin
 from rlhf_host.models.adapter_dropout import AdapterDropout, drawing, dropping
 from rlhf_host.models.adapters import adapter_layers
 from rlhf_host.models.loading import load_model, save_model
@@ -207,10 +208,17 @@ def test_in_both_layouts_the_loss_is_near_that_without_where_little_is_dropped(t
     assert 0 < spread[0.01] < spread[0.5] / 2
 
 
-@pytest.mark.parametrize("kernels", ["rlhf_kernels_cpu", "none"])
+class Twins(PlainKernels):
+    """Kernels that compute by copies of the modules."""
+
+    def module(self, model, use):
+        return twin(model)
+
+
+@pytest.mark.parametrize("kernels", ["rlhf_kernels_cpu", "twins", "none"])
 def test_kernels_do_not_pass_it_by(tiny_model, kernels):
-    built = None
-    if kernels != "none":
+    built = Twins() if kernels == "twins" else None
+    if kernels == "rlhf_kernels_cpu":
         package = pytest.importorskip(kernels)
         cpu = package.CPUKernels(package.Options())
         built = cpu.choose([(kernels, cpu)], PlainKernels())

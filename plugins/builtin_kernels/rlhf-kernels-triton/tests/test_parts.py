@@ -146,6 +146,19 @@ def test_under_autocast_a_twin_is_as_near_to_32_bits_as_the_model(build, kernels
 
 
 @pytest.mark.usefixtures("computing")
+@pytest.mark.parametrize("family", ["Llama", "Olmo2"])
+def test_weights_in_16_bits_give_attention_queries_keys_and_values_of_one_type(family, build, kernels, use):
+    """OLMo 2 has tables of positions in 32 bits, and rounds what they have turned."""
+    model = build(family).bfloat16()
+    twin = kernels.twin(model, use)
+    assert fused(twin)["attentions"] == 2
+    ids = torch.tensor([[1, 2, 3]], device=use.device)
+    one, two = (module.model(ids, use_cache=False).last_hidden_state for module in (model, twin))
+    assert one.dtype == two.dtype == torch.bfloat16
+    torch.testing.assert_close(two, one, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.usefixtures("computing")
 def test_adapters_compute_inside_the_kernels(build, kernels, use):
     from peft import LoraConfig, get_peft_model
 

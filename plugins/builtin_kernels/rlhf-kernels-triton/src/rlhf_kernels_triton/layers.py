@@ -211,10 +211,12 @@ def _turning(forward: FunctionType) -> FunctionType | None:
         own, expected = plain(q, k, cos, sin), [_rotary_formula(x, cos, sin) for x in (q, k)]
         if not all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(own, expected, strict=True)):
             return None
+        promotes = plain(q.half(), k.half(), cos, sin)[0].dtype == cos.dtype  # as tables in 32 bits make it, or rounded back
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return None
     # Without the module's name, under which torch.compile would look the function up where it is the plain one.
-    around = {name: value for name, value in forward.__globals__.items() if name != "__name__"} | {ROTARY: _rotary(plain)}
+    around = {name: value for name, value in forward.__globals__.items() if name != "__name__"}
+    around[ROTARY] = _rotary(plain, promotes)
     other = FunctionType(forward.__code__, around, forward.__name__, forward.__defaults__, forward.__closure__)
     other.__kwdefaults__ = forward.__kwdefaults__
     return other
@@ -225,11 +227,12 @@ def _rotary_formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.unsqueeze(1) + torch.cat([-second, first], -1) * sin.unsqueeze(1)
 
 
-def _rotary(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _rotary(plain: Callable[..., Any], promotes: bool) -> Callable[..., Any]:
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
         if args or options or not _fits(q, k, cos, sin):
             return plain(q, k, cos, sin, *args, **options)
-        return ops.rotary(q, k, cos, sin, False, _compute_type(q, torch.promote_types(q.dtype, cos.dtype)))
+        turned = torch.promote_types(q.dtype, cos.dtype) if promotes else q.dtype
+        return ops.rotary(q, k, cos, sin, False, _compute_type(q, turned))
 
     return apply_rotary_pos_emb
 
