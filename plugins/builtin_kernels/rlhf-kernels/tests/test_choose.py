@@ -168,6 +168,18 @@ def test_a_model_that_is_not_trained_is_not_said_to_be(model):
     assert kernels.reports == ["kernels 'right' are used for log-probabilities of LlamaForCausalLM"]
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_where_the_head_alone_is_trained_there_are_no_gradients_to_compare(model, checkpointed):
+    """With recomputed layers the states have one, which reaches no weight."""
+    model.requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    right = Kernels()
+    assert chosen(("right", right)).module(model, TRAIN) is right.twins[0]
+
+
 @pytest.mark.parametrize("beyond", [0, 20])
 def test_kernels_with_another_gradient_are_not_used(model, beyond):
     """Compares gradients of the embedding, which is in no layer, and of rows that are not very short."""

@@ -23,7 +23,7 @@ def gradients_problem(model: nn.Module, twin: nn.Module, *, exact: bool) -> str 
         if own.keys() != twins.keys():
             return f"the gradient of {min(own.keys() ^ twins.keys())} is missing"
         # Some gradients are nothing but rounding, such as those of keys' biases.
-        least = 1e-4 * max(float(gradient.norm()) for gradient in own.values())
+        least = 1e-4 * max((float(gradient.norm()) for gradient in own.values()), default=0.0)
         for name, gradient in own.items():
             gap = float((twins[name] - gradient).norm() / gradient.norm().clamp(min=max(least, 1e-30)))
             if not gap <= (most := EXACT if exact else ROUGH):
@@ -46,7 +46,8 @@ def _gradients(module: nn.Module, layout: Any, model: nn.Module) -> dict[str, Te
         with torch.inference_mode(False), torch.enable_grad(), without_tf32():
             states = hidden_states(module, layout).float()
             pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.device)
-            (states * pull).sum().backward()  # type: ignore[no-untyped-call]
+            if states.requires_grad:  # not where the head alone is trained
+                (states * pull).sum().backward()  # type: ignore[no-untyped-call]
     finally:
         for hook in hooks:
             hook.remove()
