@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +14,7 @@ import transformers as hf
 from pydantic import ValidationError
 from rlhf_kernels_compile import CompiledBlocks, CompileOptions
 
-from rlhf_host.comparison import example_layouts, hidden_states
-from rlhf_host.internals import PlainKernels, blocks_of
+from rlhf_host.internals import PlainKernels
 from rlhf_host.protocols import Use
 
 torch.set_num_threads(1)
@@ -35,7 +37,8 @@ def model():
 
 
 @pytest.fixture
-def kernels():
+def kernels(monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)  # the tests of vLLM leave it
     return CompiledBlocks(CompileOptions(backend="eager"))
 
 
@@ -76,6 +79,7 @@ def test_models_that_cannot_be_compiled_are_refused(kernels, model, change, reas
 
 
 def test_inductor_is_refused_where_nothing_can_compile_for_the_device(model, monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     kernels = CompiledBlocks(CompileOptions())
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert kernels.unsuited(model, TRAIN) == "there is no C++ compiler (no-such-compiler)"
@@ -83,25 +87,22 @@ def test_inductor_is_refused_where_nothing_can_compile_for_the_device(model, mon
     assert kernels.unsuited(model, replace(TRAIN, device=torch.device("cuda"))) == "Triton is not installed"
 
 
+@pytest.mark.parametrize("by", ["torch's setting", "the environment"])
+def test_compiling_that_is_switched_off_is_told(kernels, model, by, monkeypatch):
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1" if by == "the environment" else "0")
+    with torch._dynamo.config.patch(disable=by == "torch's setting"):
+        assert kernels.unsuited(model, TRAIN).startswith("torch.compile is switched off in this process")
+
+
 def test_a_mode_of_another_backend_is_refused():
     with pytest.raises(ValidationError, match="backend eager has no mode max-autotune-no-cudagraphs: leave mode out"):
         CompileOptions(backend="eager", mode="max-autotune-no-cudagraphs")
 
 
-def test_blocks_are_traced_once_for_all_layers_and_lengths(model):
-    """Compiles nothing: a backend of the test counts what it is given."""
-    from rlhf_kernels_compile.blocks import compile_blocks
-
-    from rlhf_host.functional import twin
-
-    graphs = []
-    compiled = compile_blocks(twin(model), lambda graph, inputs: (graphs.append(graph), graph.forward)[1], "default")
-    assert all("forward" in vars(block) for block in blocks_of(compiled).values())
-    assert not any("forward" in vars(block) for block in blocks_of(model).values())
-    for length in (64, 48):
-        for layout in example_layouts(model, length)[:1]:
-            torch.testing.assert_close(hidden_states(compiled, layout), hidden_states(model, layout))
-    assert len(graphs) == 1
+def test_blocks_are_traced_once_for_all_layers_and_lengths(monkeypatch):
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    done = subprocess.run([sys.executable, Path(__file__).with_name("traced.py")], capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr
 
 
 # --- compiled -----------------------------------------------------------------------------------

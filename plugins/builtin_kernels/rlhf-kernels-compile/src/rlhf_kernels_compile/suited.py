@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+import torch._dynamo
 from torch import nn
 
 from rlhf_host.internals import blocks_of
@@ -26,6 +28,8 @@ def _reasons(model: Any, use: Use, backend: str) -> Iterator[str]:
         yield "it makes no decoder"
     if use.even_passes:
         yield "every rank would measure for itself, and ranks might choose differently"
+    if torch._dynamo.config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # as vLLM without compilation does
+        yield "torch.compile is switched off in this process (TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE)"
     if backend == "inductor" and (missing := _missing(use.device.type)) is not None:
         yield missing
     if not (blocks := blocks_of(model)):
