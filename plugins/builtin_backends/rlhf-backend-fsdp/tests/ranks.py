@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_host import LossTerm, Needs, Output, RoleNeed, RunError, UserError, functional, hookimpl
 from rlhf_host.distributed import Ranks, load_sharded
-from rlhf_host.internals import Denominators, Role, Worker
+from rlhf_host.internals import Denominators, PlainKernels, Role, Worker
 from rlhf_host.models import load_model
 from rlhf_host.protocols import ShardedModel
 from rlhf_host.settings import RoleConfig, TrainConfig
@@ -215,15 +215,14 @@ def frozen(
 def twin(ranks: Ranks, models: dict[str, Path], *, stale: bool) -> dict[str, Any] | str:
     """Updates with kernels' twin of the model, which may hold a weight of its own."""
 
-    def module(model: Any, use: Any) -> Any:
-        made = functional.twin(model)
-        if stale:
-            made.model.layers[0].mlp.up_proj = copy.deepcopy(model.model.layers[0].mlp.up_proj)
-        return made
+    class Twins(PlainKernels):
+        def module(self, model: Any, use: Any) -> Any:
+            made = functional.twin(model)
+            if stale:
+                made.model.layers[0].mlp.up_proj = copy.deepcopy(model.model.layers[0].mlp.up_proj)
+            return made
 
-    if stale:
-        return refusal(ranks, models, kernels=SimpleNamespace(module=module))
-    return steps(ranks, models, 3, kernels=SimpleNamespace(module=module))
+    return refusal(ranks, models, kernels=Twins()) if stale else steps(ranks, models, 3, kernels=Twins())
 
 
 def live(ranks: Ranks, models: dict[str, Path], directory: Path, **named: Any) -> dict[str, Any]:
