@@ -38,7 +38,7 @@ class RowCache(Cache):
         self.places: Tensor | None = torch.empty(0, dtype=torch.int64)
         """Prompts of the running prefill pass; None while rows decode."""
         self._longest = 0
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers_held: dict[int, tuple[Tensor, Tensor]] = {}
 
     # What transformers asks of a cache.
 
@@ -58,24 +58,22 @@ class RowCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if self.places is not None:
-            if layer_idx not in self._layers:
+            if layer_idx not in self.layers_held:
                 # Zeros: what is hidden by a mask is multiplied by a probability of exactly 0, which NaN would survive.
-                self._layers[layer_idx] = (self._allocated(key_states), self._allocated(value_states))
-            for held, new in zip(self._layers[layer_idx], (key_states, value_states), strict=True):
+                sizes = [(len(self.lengths), new.shape[1], self.width, new.shape[3]) for new in (key_states, value_states)]
+                self.layers_held[layer_idx] = key_states.new_zeros(sizes[0]), value_states.new_zeros(sizes[1])
+            for held, new in zip(self.layers_held[layer_idx], (key_states, value_states), strict=True):
                 held[self.places, :, : new.shape[2]] = new
             return key_states, value_states
-        keys, values = self._layers[layer_idx]
+        keys, values = self.layers_held[layer_idx]
         keys.select(2, self.filled).copy_(key_states.squeeze(2))
         values.select(2, self.filled).copy_(value_states.squeeze(2))
         return keys[:, :, : self.filled + 1], values[:, :, : self.filled + 1]
 
-    def _allocated(self, states: Tensor) -> Tensor:
-        return states.new_zeros(len(self.lengths), states.shape[1], self.width, states.shape[3])
-
     # A batch: prefill, start, steps, keep.
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
-        if not self._layers:
+        if not self.layers_held:
             raise ValueError("it keeps no keys and values")
         self.places, self._longest = None, longest
         self.lengths, self.filled = self.lengths[prompt_of_row], self.width
@@ -85,7 +83,7 @@ class RowCache(Cache):
     def advance(self) -> None:
         """Ends a step: its keys and values count from now on, and there is room for the next."""
         self.filled += 1
-        slots = next(iter(self._layers.values()))[0].shape[2]
+        slots = next(iter(self.layers_held.values()))[0].shape[2]
         if self.filled == slots < self.width + self._longest:
             self._hold(None, self.width + min(self._longest, 2 * (slots - self.width)))
 
@@ -93,17 +91,17 @@ class RowCache(Cache):
         self.lengths = self.lengths[rows]
         if self.lengths.device.type == "cpu":  # another device would be waited for, to save a mask
             self.shortest = int(self.lengths.min())
-        self._hold(rows, next(iter(self._layers.values()))[0].shape[2])
+        self._hold(rows, next(iter(self.layers_held.values()))[0].shape[2])
 
     def _hold(self, rows: Tensor | None, slots: int) -> None:
-        for layer, pair in self._layers.items():
+        for layer, pair in self.layers_held.items():
             grown = []
             for old in pair:
                 filled = old[:, :, : self.filled] if rows is None else old[rows, :, : self.filled]
                 new = filled.new_empty(*filled.shape[:2], slots, filled.shape[3])
                 new[:, :, : self.filled] = filled
                 grown.append(new)
-            self._layers[layer] = grown[0], grown[1]
+            self.layers_held[layer] = grown[0], grown[1]
 
     @property
     def positions(self) -> Tensor:
@@ -145,7 +143,7 @@ class PlainDecoder:
         torch.clear_autocast_cache()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        cache = self._cache = RowCache([len(prompt) for prompt in prompts], self._device, context_length(self.model))
+        cache = self.cache = RowCache([len(prompt) for prompt in prompts], self._device, context_length(self.model))
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         logits: Tensor | None = None
         while order:
@@ -169,25 +167,25 @@ class PlainDecoder:
             ids: ``[b, W]``, right-padded.
             numbers: of these prompts among all.
         """
-        states: Tensor = self._decoder(input_ids=ids, past_key_values=self._cache, use_cache=True).last_hidden_state
+        states: Tensor = self._decoder(input_ids=ids, past_key_values=self.cache, use_cache=True).last_hidden_state
         return states
 
     @property
     def _positions(self) -> Tensor:
-        return self._cache.positions
+        return self.cache.positions
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
-        self._cache.start(prompt_of_row, longest)
+        self.cache.start(prompt_of_row, longest)
 
     def step(self, tokens: Tensor) -> Tensor:
         hidden = self._decoder(
             input_ids=tokens[:, None],
             position_ids=self._positions,
             attention_mask=self._mask(),
-            past_key_values=self._cache,
+            past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        self._cache.advance()
+        self.cache.advance()
         return self.head(hidden[:, 0], self._autocast)
 
     def _mask(self) -> Any:
@@ -198,14 +196,14 @@ class PlainDecoder:
         return {kind: self._seen(windows[kind]) for kind in self._kinds}
 
     def _seen(self, window: int | None) -> Tensor | None:
-        mask = self._cache.seen(window)
+        mask = self.cache.seen(window)
         if mask is None or self.model.config.get_text_config()._attn_implementation != "eager":
             return mask
         dtype = next(self.model.parameters()).dtype  # eager attention adds its mask to the scores
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
     def keep(self, rows: Tensor) -> None:
-        self._cache.keep(rows)
+        self.cache.keep(rows)
 
 
 class GenericDecoder:

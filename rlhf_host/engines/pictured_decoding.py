@@ -60,12 +60,12 @@ class PicturedDecoder(PlainDecoder):
     def _begin(self, prompts: Sequence[Sequence[int]], ids: Tensor, numbers: Sequence[int]) -> Tensor:
         given, deltas = self._prompts.inputs(prompts)
         self._prompts.deltas[list(numbers)] = deltas
-        states: Tensor = self._base(**given, past_key_values=self._cache, use_cache=True).last_hidden_state
+        states: Tensor = self._base(**given, past_key_values=self.cache, use_cache=True).last_hidden_state
         return states
 
     @property
     def _positions(self) -> Tensor:
-        return self._prompts.positions_of(self._cache.positions)
+        return self._prompts.positions_of(self.cache.positions)
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:
         super().start(prompt_of_row, longest)

@@ -122,7 +122,7 @@ def test_the_embedded_engine_caches_as_much(sizing, config, dtype, number):
     with torch.inference_mode():
         decoder = PlainDecoder(model, find_head(model))
         decoder.prefill([[3] * 10, [4] * 10])
-    held = nbytes(tensor for pair in decoder._cache._layers.values() for tensor in pair)
+    held = nbytes(tensor for pair in decoder.cache.layers_held.values() for tensor in pair)
     assert held == 20 * sizing.cache(sizing.sizes(config), number)
 
 

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_host import functional
-from rlhf_host.internals import context_length, decoder_of, find_head
+from rlhf_host.internals import PlainDecoder, context_length, decoder_of, find_head
 from rlhf_host.protocols import Use
 from rlhf_kernels_graphs.capture import Capture
-from rlhf_kernels_graphs.slots import PromptCache, SlotCache
+from rlhf_kernels_graphs.slots import Layers, SlotCache
 
-PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill pass, which bound its activations."""
 ROOM = 64
 """Tokens for which a row has room at first; it doubles."""
 ROWS = 8
@@ -37,7 +35,7 @@ class GraphDecoder:
         self._use, self._capture, self._context = use, capture, context_length(model)
         twin: Any = functional.twin(model).eval()
         self._copies = _narrow(twin, use.autocast)
-        self._decoder, self._head = decoder_of(twin), replace(head, linear=twin.get_output_embeddings())
+        self._twin, self._decoder, self._head = twin, decoder_of(twin), replace(head, linear=twin.get_output_embeddings())
         self._weights = [*twin.parameters(), *twin.buffers()]
         config = model.config.get_text_config()
         kinds, self._window = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", None)
@@ -45,6 +43,7 @@ class GraphDecoder:
         self._replay: Callable[[], None] | None = None
         self._addresses: list[int] = []
         self._cache: SlotCache | None = None
+        self._prompts: Layers = {}
         self._tokens = self._positions = self._logits = torch.empty(0)
         self._lengths: list[int] = []
         self._starts: list[int] = []
@@ -73,22 +72,10 @@ class GraphDecoder:
             self.end()
             self._addresses = addresses
 
-    def _compute(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, PromptCache]:
+    def _compute(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Layers]:
         """Returns ``[G, V]`` logits after each prompt, and their keys and values."""
-        device, lengths = self._use.device, [len(prompt) for prompt in prompts]
-        cache = PromptCache(lengths, self._use.autocast)
-        order, pieces = sorted(range(len(prompts)), key=lambda number: -lengths[number]), []
-        left = list(order)
-        while left:
-            width = lengths[left[0]]
-            part, left = left[: max(1, PREFILL_TOKENS // width)], left[max(1, PREFILL_TOKENS // width) :]
-            ids = torch.tensor([[*prompts[n], *[0] * (width - lengths[n])] for n in part], device=device)
-            cache.places = torch.tensor(part, device=device)
-            hidden = self._decoder(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
-            last = torch.tensor([lengths[n] - 1 for n in part], device=device)
-            pieces.append(self._head(hidden[torch.arange(len(part), device=device), last], self._use.autocast))
-        back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=device)
-        return torch.cat(pieces)[back], cache
+        plain = PlainDecoder(self._twin, self._head, self._use.autocast)
+        return plain.prefill(prompts), plain.cache.layers_held
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -101,12 +88,12 @@ class GraphDecoder:
         self._fill(self._prompts, self._lengths, prompt_of_row, self._slots)
 
     def refill(self, prompts: Sequence[Sequence[int]], prompt_of_row: Tensor, rows: Tensor) -> Tensor:
-        logits, cache = self._compute(prompts)
+        logits, layers = self._compute(prompts)
         lengths, owners = [len(prompt) for prompt in prompts], prompt_of_row.to(self._use.device)
         for row, owner in zip(rows.tolist(), prompt_of_row.tolist(), strict=True):
             self._starts[row] = lengths[owner] - self._steps
         self._grow()
-        self._fill(cache, lengths, owners, self._slots[rows.to(self._use.device)])
+        self._fill(layers, lengths, owners, self._slots[rows.to(self._use.device)])
         return logits[owners]
 
     @property
@@ -114,12 +101,12 @@ class GraphDecoder:
         """The position of the next token of the longest row, at most."""
         return max(self._starts) + self._steps
 
-    def _fill(self, prompts: PromptCache, lengths: Sequence[int], owners: Tensor, slots: Tensor) -> None:
+    def _fill(self, prompts: Layers, lengths: Sequence[int], owners: Tensor, slots: Tensor) -> None:
         assert self._cache is not None
         self._cache.take(prompts, owners, slots)
         self._positions[slots] = torch.tensor(lengths, device=self._use.device)[owners]
 
-    def _make_room(self, rows: int, length: int, like: PromptCache) -> None:
+    def _make_room(self, rows: int, length: int, like: Layers) -> None:
         """Provides a cache for so many rows of this length, as it was if it is large enough."""
         room = ROOM
         while room < length:
@@ -129,7 +116,7 @@ class GraphDecoder:
         if cache is None or (cache.rows, cache.room) != (rows, room):
             if cache is None or cache.rows != rows:
                 self._tokens, self._positions = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
-            self._cache = SlotCache(rows, room, like, self._positions)
+            self._cache = SlotCache(rows, room, like, self._positions, self._use.autocast)
             self._replay = None
 
     def _grow(self) -> None:
@@ -137,10 +124,10 @@ class GraphDecoder:
         cache = self._cache
         assert cache is not None
         if cache.room <= self._reach < self._context:
-            self._make_room(cache.rows, self._reach + 1, cache)
+            self._make_room(cache.rows, self._reach + 1, cache.layers_held)
             assert self._cache is not None
             every = torch.arange(cache.rows, device=self._use.device)
-            self._cache.take(cache, every, every)
+            self._cache.take(cache.layers_held, every, every)
 
     def keep(self, rows: Tensor) -> None:
         self._slots, self._starts = self._slots[rows], [max(self._starts)] * len(rows)
@@ -148,15 +135,15 @@ class GraphDecoder:
         assert cache is not None
         if count <= cache.rows // 2:
             positions, kept = self._positions[self._slots], self._slots
-            self._make_room(count, cache.room, cache)
+            self._make_room(count, cache.room, cache.layers_held)
             assert self._cache is not None
             self._slots = torch.arange(len(rows), device=self._use.device)
-            self._cache.take(cache, kept, self._slots)
+            self._cache.take(cache.layers_held, kept, self._slots)
             self._positions[self._slots] = positions
 
     def end(self) -> None:
         self._replay = None
-        self._cache, self._prompts = None, PromptCache([1], None)
+        self._cache, self._prompts = None, {}
         self._tokens = self._positions = self._logits = torch.empty(0)
 
     # --- a step ---------------------------------------------------------------------------------

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
+Layers = Mapping[int, tuple[Tensor, Tensor]]
+"""Layer → keys and values ``[rows, kv, tokens, D]``."""
 
-class PromptCache(Cache):
-    """Keys and values ``[G, kv, W, D]`` of right-padded prompts, pass by pass."""
 
-    def __init__(self, lengths: Sequence[int], dtype: torch.dtype | None) -> None:
+class SlotCache(Cache):
+    """Keys and values ``[rows, kv, room, D]`` of rows at different lengths. Each step writes those of one token of each row to
+    ``positions``, and attention sees all room, of which a mask hides what a row has not reached.
+    """
+
+    def __init__(self, rows: int, room: int, like: Layers, positions: Tensor, dtype: torch.dtype | None) -> None:
+        """Creates the cache for layers as ``like`` has them, in ``dtype``; None: in theirs."""
         super().__init__(layers=[])
+        self.rows, self.room, self.positions = rows, room, positions
+        self._every_row = torch.arange(rows, device=positions.device)
+        self._place = torch.arange(room, device=positions.device)
         self.layers_held: dict[int, tuple[Tensor, Tensor]] = {}
-        self.places: Tensor = torch.empty(0, dtype=torch.int64)
-        """Numbers of the prompts of the running pass."""
-        self._shape, self._dtype = (len(lengths), max(lengths)), dtype
+        for layer, pair in like.items():
+            keys, values = (one.new_zeros(rows, one.shape[1], room, one.shape[3], dtype=dtype or one.dtype) for one in pair)
+            self.layers_held[layer] = keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -34,38 +43,12 @@ class PromptCache(Cache):
     def is_sliding(self) -> list[bool]:
         return []
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        count, width = self._shape
-        new = key_states, value_states
-        if layer_idx not in self.layers_held:
-            # Zeros: what is hidden by a mask is multiplied by a probability of exactly 0, which NaN would survive.
-            room = [one.new_zeros(count, one.shape[1], width, one.shape[3], dtype=self._dtype or one.dtype) for one in new]
-            self.layers_held[layer_idx] = room[0], room[1]
-        for held, one in zip(self.layers_held[layer_idx], new, strict=True):
-            held[self.places, :, : one.shape[2]] = one.to(held.dtype)
-        return new
-
-
-class SlotCache(PromptCache):
-    """Keys and values ``[rows, kv, room, D]`` of rows at different lengths. Each step writes those of one token of each row to
-    ``positions``, and attention sees all room, of which a mask hides what a row has not reached.
-    """
-
-    def __init__(self, rows: int, room: int, like: PromptCache, positions: Tensor) -> None:
-        super().__init__([room] * rows, None)
-        self.rows, self.room, self.positions = rows, room, positions
-        self._every_row = torch.arange(rows, device=positions.device)
-        self._place = torch.arange(room, device=positions.device)
-        for layer, pair in like.layers_held.items():
-            keys, values = (one.new_zeros(rows, one.shape[1], room, one.shape[3]) for one in pair)
-            self.layers_held[layer] = keys, values
-
-    def take(self, source: PromptCache, which: Tensor, slots: Tensor) -> None:
+    def take(self, source: Layers, which: Tensor, slots: Tensor) -> None:
         """Copies rows ``which`` of ``source`` to ``slots``."""
-        for layer, pair in source.layers_held.items():
+        for layer, pair in source.items():
             for held, one in zip(self.layers_held[layer], pair, strict=True):
                 width = min(self.room, one.shape[2])
-                held[slots, :, :width] = one[which, :, :width]
+                held[slots, :, :width] = one[which, :, :width].to(held.dtype)
                 held[slots, :, width:] = 0  # of a row whose numbers were not finite, also hidden ones would spoil this one
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
