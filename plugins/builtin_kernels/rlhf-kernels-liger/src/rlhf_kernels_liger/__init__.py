@@ -32,7 +32,7 @@ class LigerKernels:
         self.options = options
 
     def unsuited(self, model: nn.Module, use: Use) -> str | None:
-        from rlhf_kernels_liger.layers import is_gated_mlp, is_norm
+        from rlhf_kernels.parts import is_gated_mlp, is_norm
 
         if use.purpose == "sample":
             return "it makes no decoder"

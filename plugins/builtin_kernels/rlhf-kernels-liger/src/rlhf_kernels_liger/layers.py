@@ -1,33 +1,19 @@
-"""Parts of a model for which Liger has kernels, recognised by their structure and by their results."""
+"""Parts of a model for which Liger has kernels, told by their results."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rlhf_kernels.parts import epsilon_of, is_gated_mlp, is_norm, wave
 from torch import Tensor, nn
 
 NORMS = ((0.0, "llama"), (1.0, "gemma"), (0.0, "gemma"))
 """Number added to a norm's weight, and where it rounds: before the weight as in Llama, or at the end as in Gemma."""
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-
-
-def is_norm(part: nn.Module) -> bool:
-    """Returns True if it has the parts of a root-mean-square norm: a weight and an epsilon, and only its input as argument."""
-    names = [name for name, _ in (*part.named_parameters(), *part.named_buffers(), *part.named_children())]
-    arguments = inspect.signature(type(part).forward).parameters
-    return names == ["weight"] and _epsilon(part) is not None and len(arguments) == 2 and "forward" not in vars(part)
-
-
-def is_gated_mlp(part: nn.Module) -> bool:
-    """Returns True if it has the parts of ``down(act(gate(x)) · up(x))``."""
-    own = [name for name, _ in part.named_parameters(recurse=False)]
-    return {name for name, _ in part.named_children()} == MLP and not own and "forward" not in vars(part)
 
 
 def patch_layers(twin: nn.Module) -> nn.Module:
@@ -41,19 +27,6 @@ def patch_layers(twin: nn.Module) -> nn.Module:
     return twin
 
 
-def _epsilon(part: nn.Module) -> float | None:
-    for name in ("variance_epsilon", "eps"):
-        if isinstance(value := vars(part).get(name), float):
-            return value
-    return None
-
-
-def _wave(like: Tensor, *shape: int) -> Tensor:
-    """Returns made-up values between -1 and 1, without using torch's random state, which belongs to the run."""
-    count = torch.Size(shape).numel()
-    return torch.arange(1, count + 1, device=like.device, dtype=torch.float32).mul(7.3).sin().view(shape)
-
-
 @torch.no_grad()
 def _norm_forward(norm: Any) -> Callable[[Any, Tensor], Tensor] | None:
     """Returns Liger's norm with the settings under which it rounds as this one does, tried in half precision; None: there are
@@ -61,10 +34,10 @@ def _norm_forward(norm: Any) -> Callable[[Any, Tensor], Tensor] | None:
     """
     from liger_kernel.transformers.functional import liger_rms_norm
 
-    epsilon, width = _epsilon(norm), len(norm.weight)
+    epsilon, width = epsilon_of(norm), len(norm.weight)
     tried = copy.deepcopy(norm).half()
-    tried.weight.copy_(_wave(norm.weight, width))
-    x = _wave(norm.weight, 16, width).flip(0).mul(3).half()
+    tried.weight.copy_(wave(width, device=norm.weight.device))
+    x = wave(16, width, device=norm.weight.device).flip(0).mul(3).half()
     own = tried(x)
 
     def differ(offset: float, casting: str) -> float:
@@ -82,7 +55,7 @@ def _mlp_forward(mlp: Any) -> Callable[[Any, Tensor], Tensor] | None:
     from liger_kernel.transformers.functional import liger_geglu, liger_swiglu
 
     weight, values = mlp.gate_proj.weight, torch.linspace(-6, 6, 97)
-    x = _wave(weight, 2, mlp.gate_proj.in_features).to(weight.dtype)
+    x = wave(2, mlp.gate_proj.in_features, device=weight.device).to(weight.dtype)
     own, written_out = mlp(x), mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
     if not torch.allclose(own, written_out):
         return None

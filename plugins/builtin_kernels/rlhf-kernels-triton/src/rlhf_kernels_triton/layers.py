@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rlhf_kernels.parts import epsilon_of, is_gated_mlp, is_norm, takes_one, wave
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -26,7 +27,6 @@ NORMS = ((0.0, True), (1.0, False), (0.0, False))
 """What is added to a norm's weight, and True if it rounds before the weight, as in Llama, Gemma and OLMo 2."""
 WIDEST = 2**14
 """Widest row that one program of a norm holds."""
-MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 LAYER = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 ROTARY = "apply_rotary_pos_emb"
@@ -70,17 +70,19 @@ def _is_own(part: nn.Module) -> bool:
     return "forward" not in vars(part) and isinstance(type(part).forward, FunctionType)
 
 
+def _looks_like_norm(part: nn.Module) -> bool:
+    return _is_own(part) and is_norm(part)
+
+
+def _looks_gated(part: nn.Module) -> bool:
+    return _is_own(part) and is_gated_mlp(part) and takes_one(part)
+
+
 def _with(part: nn.Module, **changes: Any) -> Any:
     """Returns a shallow copy of a module with other values of some attributes."""
     other = copy.copy(part)
     vars(other).update(changes)
     return other
-
-
-def _wave(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns made-up values between -1 and 1, without using torch's random state, which belongs to the run."""
-    count = torch.Size(shape).numel()
-    return torch.arange(1, count + 1, dtype=torch.float32).mul(7.3).sin().view(shape).to(dtype)
 
 
 def _compute_type(x: Tensor, otherwise: torch.dtype) -> torch.dtype:
@@ -104,28 +106,15 @@ class _Step(nn.Module):
 # --- norms --------------------------------------------------------------------------------------
 
 
-def _looks_like_norm(part: nn.Module) -> bool:
-    names = [name for name, _ in (*part.named_parameters(), *part.named_buffers(), *part.named_children())]
-    return names == ["weight"] and _is_own(part) and _epsilon(part) is not None and _takes_one(type(part).forward)
-
-
-def _takes_one(forward: Callable[..., Any]) -> bool:
-    return len(inspect.signature(forward).parameters) == 2
-
-
-def _epsilon(part: nn.Module) -> float | None:
-    return next((value for name in ("variance_epsilon", "eps") if isinstance(value := vars(part).get(name), float)), None)
-
-
 def _norm_of(part: Any) -> Norm | None:
     """Returns the settings under which the kernel rounds as this norm does; None: there are none."""
-    epsilon, width = _epsilon(part), getattr(part.weight, "ds_shape", part.weight.shape)[0]
+    epsilon, width = epsilon_of(part), getattr(part.weight, "ds_shape", part.weight.shape)[0]
     assert epsilon is not None
 
     def own(x: Tensor, weight: Tensor) -> Any:
         return type(part).forward(_with(part, _parameters={"weight": nn.Parameter(weight, requires_grad=False)}), x)
 
-    x, weight = _wave(16, width).flip(0).mul(3), _wave(width)
+    x, weight = wave(16, width).flip(0).mul(3), wave(width)
     try:
         exact, low, mixed = own(x, weight), own(x.half(), weight.half()), own(x.half(), weight)
     except (RuntimeError, TypeError, ValueError, AttributeError):
@@ -166,16 +155,11 @@ def _norm_forward(settings: Norm) -> Callable[..., Any]:
 # --- MLPs ---------------------------------------------------------------------------------------
 
 
-def _looks_gated(part: nn.Module) -> bool:
-    own = [name for name, _ in part.named_parameters(recurse=False)]
-    return {name for name, _ in part.named_children()} == MLP and not own and _is_own(part) and _takes_one(type(part).forward)
-
-
 def _is_swiglu(part: Any) -> bool:
-    weights = _wave(6, 4), _wave(6, 4).roll(1), _wave(4, 6).roll(2)
+    weights = wave(6, 4), wave(6, 4).roll(1), wave(4, 6).roll(2)
     gate, up, down = (_Step(partial(F.linear, weight=weight)) for weight in weights)
     modules = {"gate_proj": gate, "up_proj": up, "down_proj": down, "act_fn": part.act_fn}
-    x, values = _wave(3, 4).mul(4), torch.linspace(-6, 6, 97)
+    x, values = wave(3, 4).mul(4), torch.linspace(-6, 6, 97)
     try:
         own, opened = type(part).forward(_with(part, _modules=modules), x), part.act_fn(values)
     except (RuntimeError, TypeError, ValueError, AttributeError):
@@ -206,7 +190,7 @@ def _turning(forward: FunctionType) -> FunctionType | None:
     otherwise.
     """
     plain = forward.__globals__[ROTARY]
-    q, k, cos, sin = _wave(2, 3, 5, 8), _wave(2, 1, 5, 8).mul(2), _wave(2, 5, 8).roll(1), _wave(2, 5, 8).roll(2)
+    q, k, cos, sin = wave(2, 3, 5, 8), wave(2, 1, 5, 8).mul(2), wave(2, 5, 8).roll(1), wave(2, 5, 8).roll(2)
     try:
         own, expected = plain(q, k, cos, sin), [_rotary_formula(x, cos, sin) for x in (q, k)]
         if not all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(own, expected, strict=True)):
@@ -263,7 +247,7 @@ def _defaults_of(part: Any) -> dict[str, Any] | None:
     if any(one.default is one.empty or one.kind is one.VAR_POSITIONAL for one in parameters):
         return None
     first, attend, second, feed = (lambda x: x * 3 + 1), torch.sin, (lambda x: x * x), torch.cos
-    x = _wave(1, 3, 4, dtype=torch.float64)
+    x = wave(1, 3, 4).double()
     between = x + attend(first(x))
     given: dict[str, Any] = dict.fromkeys((*defaults, "shared_rows"))
     for training in (True, False):  # a layer that is computed again is in training mode

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rlhf_host import RunError
+from rlhf_host.commands import first_line
 from rlhf_host.comparison import WIDE, decoder_problem, structure
 from rlhf_host.protocols import Decoder, Kernels, KernelsPlugin, TokenLogprobs, Use
 from rlhf_kernels.differences import appearance, gradients_problem
@@ -71,7 +72,7 @@ class ComparedKernels:
                     self._report(f"kernels {name!r} compute log-probabilities")
                     return function
             except Exception as error:
-                problem = _first_line(error)
+                problem = f"{type(error).__name__}: {first_line(error)}"
             self._report(f"kernels {name!r} do not compute log-probabilities: {problem}")
         return self._plain.token_logprobs(use)
 
@@ -117,7 +118,7 @@ class ComparedKernels:
                     speed = f"measured: {times:.2f} times as fast as the plain path"
                     problem = None if times > 1 else speed
             except Exception as error:
-                problem = _first_line(error)
+                problem = f"{type(error).__name__}: {first_line(error)}"
             if appearance(model) != before:
                 raise RunError(
                     f"kernels {name!r} changed the model itself while they were tried {purpose}: choose other --kernels"
@@ -136,10 +137,6 @@ class ComparedKernels:
 
 def _none(use: Use) -> None:
     """What plugins have that leave heads to the host."""
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 def _problem_of_decoder(model: nn.Module, use: Use, length: int, twin: Any) -> str | None:
