@@ -1,4 +1,4 @@
-"""What a GPU is asked to do by a training pass, an optimizer's step and a step of decoding: the host's own code, counted.
+"""Counts of what a GPU is asked to do by a training pass, an optimizer's step and a step of decoding: the host's own code, counted.
 
 Settings become roles as in a run (``Roles``), with the kernels, layouts and precision that the host chooses for CUDA, on a
 ``CountingGpu`` and with a model of full size that has no weights (``meta_model``). Comparisons at the start of a run need numbers:
@@ -44,7 +44,7 @@ from rlhf_host.training.update import Accumulation
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model of Qwen2's architecture."""
+    """Sizes of a model of Qwen2's architecture."""
 
     hidden: int
     intermediate: int
@@ -77,9 +77,9 @@ SHAPES = {
     "7b": Shape(3584, 18944, 28, 28, 4, 152_064, tied=False),
     "32b": Shape(5120, 27648, 64, 40, 8, 152_064, tied=False),
 }
-"""Those of Qwen2.5."""
+"""Sizes of Qwen2.5."""
 ROWS, PROMPT, COMPLETION = 8, 256, 1792
-"""Of a micro-batch, as in ``mfu-3b`` of ``scripts/gpu_accept.py``."""
+"""Size of a micro-batch, as in ``mfu-3b`` of ``scripts/gpu_accept.py``."""
 DECODED, SAMPLES, CONTEXT, STEPS = 128, 8, 512, 8
 """Rows that decode, how many of them have one prompt, tokens before those that are counted, and steps over which they are."""
 USUAL = (
@@ -90,7 +90,7 @@ USUAL = (
 
 
 class Work(NamedTuple):
-    """What the device was asked to do."""
+    """Launches and waits that the device was asked for."""
 
     launches: Counter[Launch]
     reads: Counter[Wait]
@@ -151,7 +151,7 @@ def count_decoding(shape: Shape, flags: Sequence[str] = (), layers: int | None =
 
 
 def _graphs_at_once() -> Any:
-    """What ``rlhf-kernels-graphs`` would record and play is computed at once inside the block: the same launches."""
+    """Computes at once, inside the block, what ``rlhf-kernels-graphs`` would record and play: the same launches."""
     try:
         capture = importlib.import_module("rlhf_kernels_graphs.capture")
     except ImportError:

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
 ASKED = torch.device("meta", 1)
-"""What operations are given for it, because torch without CUDA takes no ``cuda``."""
+"""Device that operations are given in its place, because torch without CUDA takes no ``cuda``."""
 NUMBERS = 2**15
 """Elements of the largest tensors that have numbers."""
 
@@ -40,7 +40,7 @@ NOTHING = {
 }
 """Operations that launch nothing, beside views."""
 OVERWRITE = {"copy_", "_foreach_copy_", "fill_", "zero_", "normal_", "uniform_", "random_"}
-"""What they write they do not read."""
+"""Operations that do not read what they write."""
 CHOOSE = {"gather", "index", "index_select", "embedding"}
 """They read as much of their first argument as they write."""
 PUT = {"scatter_add_", "index_add_", "index_put_", "_index_put_impl_", "index_copy_"}
@@ -59,7 +59,7 @@ class Launch(NamedTuple):
     bytes: int
     """Read and written."""
     flops: float
-    """Of matrix products and attention."""
+    """Operations of matrix products and attention."""
     kind: str
     """``bfloat16``, ``float32``, ...: of a matrix product; ``attention``, ``attention backward``; or nothing."""
 
@@ -333,7 +333,7 @@ def _is_mask(index: Any) -> bool:
 
 
 class _Traits(NamedTuple):
-    """What is to be known of an operation."""
+    """Name of an operation, and facts that follow from its kind."""
 
     name: str
     of_torch: bool

@@ -41,7 +41,7 @@ class Gpu:
     tbs: float
     """TB/s of memory."""
     tflops: float
-    """Of products in 16 bits."""
+    """TFLOP/s of products in 16 bits."""
     float32: float = 60.0
     """TFLOP/s of products in 32 bits, without TF32; the datasheet has 67."""
     attention: float = 400.0
@@ -51,7 +51,7 @@ class Gpu:
     launch_s: float = 4e-6
     """Shortest time from one kernel to the next in a full queue."""
     peak_tflops: float = 989.0
-    """Of dense products in bfloat16 by the datasheet, which MFU is measured by."""
+    """TFLOP/s of dense products in bfloat16 by the datasheet, which MFU is measured by."""
 
     def seconds(self, launch: Launch) -> float:
         rates = {
@@ -114,7 +114,7 @@ DECODING = [Row("1.5b", "no kernels"), Row("1.5b", "kernels graphs", ("--kernels
 
 @dataclass(frozen=True)
 class Amount:
-    """Of launches; may be of a share of them."""
+    """Sums over launches, or over a share of them."""
 
     launches: float
     gb: float
@@ -141,7 +141,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a training pass, or of one step of decoding."""
+    """Counts of a training pass, or of one step of decoding."""
 
     beside: Amount
     """Everything but the layers."""
