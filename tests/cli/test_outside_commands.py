@@ -157,8 +157,8 @@ def test_the_group_in_the_docs(site):
 def test_a_command_that_nothing_can_reach_is_told(site, name, words):
     names = f"plain = cmd_lab:plain\n{name} = cmd_lab:measure"
     site.install("cmd-lab", {"rlhf.commands": names}, {"cmd_lab.py": GROUP})
-    for words in ([], ["show"]):
-        listed = site.rlhf("plugins", *words, "--kind", "command", COLUMNS="300").stdout
+    for shown in ([], ["show"]):
+        listed = site.rlhf("plugins", *shown, "--kind", "command", COLUMNS="300").stdout
         assert listed.count("broken: ") == 1, listed
         assert f"broken: rlhf {name.replace('.', ' ')} cannot be reached" in listed
         assert words in listed

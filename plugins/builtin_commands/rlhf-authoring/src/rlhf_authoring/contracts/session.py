@@ -258,12 +258,12 @@ def running(
     render = task_renderer(tokenizer(), RunConfig().data)
     context = RunContext(settings, tokenizer(), run_dir, 0, roles, resumed, resume_step or 0, render=render)
     closing = contextlib.closing
-    with closing(manager or subject.manager()) as manager, closing(LoopThread(subject.deadline_s)) as loop:
-        session = Session(subject, manager, roles, loop)
+    with closing(manager or subject.manager()) as plugins, closing(LoopThread(subject.deadline_s)) as loop:
+        session = Session(subject, plugins, roles, loop)
         session.call("check_run", config=settings, tokenizers={name: tokenizer() for name in ("actor", *roles)})
         session.call("run_started", context=context)
         if {"state_dict", "load_state_dict"} <= subject.hooks:
-            session = replace(session, state=copy.deepcopy(plain_state(manager.call(subject.key, "state_dict"), subject.key)))
+            session = replace(session, state=copy.deepcopy(plain_state(plugins.call(subject.key, "state_dict"), subject.key)))
         try:
             yield session
         finally:
