@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 from rlhf_host.lazily import lazily
 from rlhf_host.systems import refuse_others
@@ -80,4 +81,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.10.0"
 
-__getattr__, __dir__, __all__ = lazily(__name__)
+_of_host, __dir__, __all__ = lazily(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    """Returns a public name, or what an installed package adds to them: the entry points of the group ``rlhf.python``."""
+    if name not in __all__ and not name.startswith("_"):
+        for point in entry_points(group="rlhf.python", name=name):
+            return point.load()
+    return _of_host(name)

@@ -15,6 +15,7 @@ from rlhf_host.lazily import lazily
 if TYPE_CHECKING:
     from rlhf_host.arguments import Arguments as Arguments
     from rlhf_host.arguments import configured as configured
+    from rlhf_host.arguments import in_arguments as in_arguments
     from rlhf_host.arguments import speaking as speaking
     from rlhf_host.config.check import scoring_refusals as scoring_refusals
     from rlhf_host.rollouts.collect import Collected as Collected

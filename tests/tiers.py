@@ -32,6 +32,10 @@ SLOW = {
         r"schedules_of_every_backend\[(?!optim=(megatron|automodel))|with_its_reason\[(?!optim.num)",
         "schedules of verl's five backends; of two of them at every change",
     ),
+    "plugins/builtin_sessions/rlhf-session/tests/test_session.py": (
+        r"ray|weights_of_a_run\[(?!rloo)|data_set|saved_state|projections",
+        "sessions on Ray, with adapters, a critic, averages and rows, and saved ones; a plain one at every change",
+    ),
     "tests/backends/test_masters.py": (
         "adapter|other_optimizers|learns|resumed|tied|does_not_run|class_keeps|backend_keeps",
         "masters of adapters, under other optimizers and of a resumed role; what is rounded and written at every change",

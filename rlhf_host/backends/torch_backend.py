@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,12 @@ class TorchBackend:
         self.updates += 1
         self.discard()
         return StepResult(norm, rate, applied=True)
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        self._sum_gradients()
+        for name, weight in self.model.named_parameters():
+            if weight.requires_grad and (gradient := master_of(weight).grad) is not None:
+                yield name, gradient
 
     def discard(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlhf_host.protocols.backends import BackendStart as BackendStart
     from rlhf_host.protocols.backends import BackendTraits as BackendTraits
     from rlhf_host.protocols.backends import Ranks as Ranks
+    from rlhf_host.protocols.backends import ShowsGradients as ShowsGradients
     from rlhf_host.protocols.backends import StepResult as StepResult
     from rlhf_host.protocols.common import NO_WEIGHTS as NO_WEIGHTS
     from rlhf_host.protocols.common import Bucket as Bucket

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlhf_host.protocols.common import Buckets, Tensors, Traits, Writer
 from rlhf_host.protocols.splits import Slices
@@ -158,6 +158,14 @@ class Backend(Protocol):
 
     def reload(self) -> None:
         """Undo ``offload``."""
+
+
+@runtime_checkable
+class ShowsGradients(Protocol):
+    """Optional interface of a backend."""
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every trained weight's name and the sum of its gradient over passes and ranks. Collective."""
 
 
 class BackendPlugin(Protocol):

@@ -69,6 +69,15 @@ class Trainer(Protocol):
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         """Train on one optimizer batch. ``sampled_now``: the weights are still those that sampled it."""
 
+    def forward_backward(self, batch: Batch, *, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec] = ()) -> Update:
+        """Add the gradients of a batch to those that wait for ``optim_step``; see ``Worker.forward_backward``."""
+
+    def optim_step(self) -> Update:
+        """Take the step that they wait for."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the actor's gradients that wait, by the names of its weights, and drop all that wait."""
+
     def evaluate(self, batch: Batch) -> Metrics:
         """Return the losses and metrics of a batch by the present actor, without a step; see ``Worker.evaluate``."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from rlhf_host.engines.mixed import MixedKernels
 from rlhf_host.errors import blaming
 from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
+from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import (
     NO_WEIGHTS,
     Compute,
@@ -54,6 +56,16 @@ class LocalTrainer:
 
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         return self._compute.submit(partial(self.worker.update, batch, sampled_now=sampled_now)).result()
+
+    def forward_backward(self, batch: Batch, *, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec] = ()) -> Update:
+        work = partial(self.worker.forward_backward, batch, sampled_now=sampled_now, last=last, plugins=plugins)
+        return self._compute.submit(work).result()
+
+    def optim_step(self) -> Update:
+        return self._compute.submit(self.worker.optim_step).result()
+
+    def gradients(self) -> dict[str, Tensor]:
+        return self._compute.submit(self.worker.gradients).result()
 
     def evaluate(self, batch: Batch) -> Metrics:
         return self._compute.submit(partial(self.worker.evaluate, batch)).result()

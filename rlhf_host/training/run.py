@@ -63,7 +63,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         restarts = 0
         while True:
             try:
-                with _started(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
+                with started_run(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
                     return _run(loop, started, checkpoint, resume, notices, fresh)
             except RunError as error:
                 if restarts == config.max_restarts or not (is_lost(error) and checkpoint_dirs(run_dir)):
@@ -73,7 +73,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
 
 
 @contextmanager
-def _started(
+def started_run(
     config: RunConfig, manager: PluginManager, inputs: Inputs, run_dir: Path, resume: Path | None
 ) -> Iterator[tuple[Loop, Started, Checkpoint | None, Sequence[str]]]:
     """Starts everything, and closes everything in the end."""
@@ -149,7 +149,7 @@ def _run(
     outcome = Outcome("failed", progress.step, run_dir)
     begun = refused = False
     try:
-        _begin(loop, started, checkpoint, resume, notices)
+        begin_run(loop, started, checkpoint, resume, notices)
         begun = True
         outcome = loop.run()
         if outcome.status == "finished" and loop.parts.config.checkpoint.final:
@@ -165,14 +165,14 @@ def _run(
         raise told from error
     finally:
         try:
-            _end(loop, outcome)
+            end_run(loop, outcome)
         finally:
             if refused and run_dir.is_dir():
                 remove_start(run_dir, everything=fresh and not begun)
     return outcome
 
 
-def _begin(loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> None:
+def begin_run(loop: Loop, started: Started, checkpoint: Checkpoint | None, resume: Path | None, notices: Sequence[str]) -> None:
     """Tells plugins that the run begins, and brings the first weights to the engines."""
     parts, step = loop.parts, checkpoint.step if checkpoint else None
     before = step if step is not None else (-1 if resume else None)
@@ -191,7 +191,7 @@ def _rescue(loop: Loop, error: BaseException) -> None:
         loop.keeper.rescue()
 
 
-def _end(loop: Loop, outcome: Outcome) -> None:
+def end_run(loop: Loop, outcome: Outcome) -> None:
     parts = loop.parts
     with suppress(OSError):  # as on a full disk, which another error says
         note_end(parts.run_dir, outcome)

@@ -93,7 +93,7 @@ class Session:
         """Returns ``n`` completions of each prompt by the engine; no plugin takes part."""
         engine = self._running.runtime.engine
         assert engine is not None
-        answers = self.run(_generations(engine, prompt_ids, sampling, n, seed))
+        answers = self.run(generations(engine, prompt_ids, sampling, n, seed))
         return [answers[begin : begin + n] for begin in range(0, len(answers), n)]
 
     def sample(self, step: int, groups: int) -> Collected:
@@ -228,7 +228,7 @@ def session(
             manager.close()
 
 
-async def _generations(
+async def generations(
     engine: Generator, prompt_ids: Sequence[Sequence[int]], sampling: Sampling, n: int, seed: int
 ) -> list[Generation]:
     engine.expect(n * len(prompt_ids))

@@ -45,6 +45,15 @@ class PassResult:
     """Metrics, losses and checks of all micro-batches, read after the last."""
     counts: dict[str, int] = field(default_factory=dict)
     """Loss term → number of things it is the mean over."""
+    ended: bool = False
+    """The backend knows that a step follows."""
+
+    def add(self, other: PassResult) -> None:
+        """Adds the results of later passes before the same step, but for their metrics."""
+        self.loss, self.terms, self.ended = self.loss + other.loss, self.terms + other.terms, other.ended
+        self.refused = self.refused or other.refused
+        self.corrections |= other.corrections
+        self.taken |= other.taken
 
 
 @dataclass(slots=True)
@@ -66,6 +75,8 @@ class Accumulation:
     """``old_logprobs`` are the sampler's."""
     seed: Sequence[int] = (0,)
     """Seed of the dropout at the inputs of adapters."""
+    last: bool = True
+    """A step follows these passes."""
 
     def run(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int]) -> PassResult:
         """Runs all passes.
@@ -93,7 +104,7 @@ class Accumulation:
             for number, rows in enumerate(plan):
                 part = worker_rows(batch, rows) if rows else None
                 started = time.perf_counter()
-                last = number == len(plan) - 1
+                last = self.last and number == len(plan) - 1
                 seed = [*self.seed, number] if drops and self.backend is not None else None
                 if part is None:
                     with drawing(seed, self.role.passes.device):

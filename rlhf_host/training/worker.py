@@ -7,18 +7,20 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from rlhf_host.backends.one_process import OneProcess
+from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.schema import TrainConfig
 from rlhf_host.errors import RunError, blaming
 from rlhf_host.models.flops import peak_flops
 from rlhf_host.models.memory_plans import Plan
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Backend, Ranks, Update
+from rlhf_host.plugins.specs import PluginSpec
+from rlhf_host.protocols import Backend, Ranks, ShowsGradients, Update
 from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
@@ -60,6 +62,8 @@ class Worker:
     """The step of the last update, and how many updates it has had."""
     _taken: set[str] = field(default_factory=set)
     """Plugins whose weights a loss term has taken."""
+    _held: dict[str, PassResult] = field(default_factory=dict)
+    """Role → results of the passes whose gradients wait for ``optim_step``."""
 
     @torch.no_grad()
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:
@@ -124,6 +128,8 @@ class Worker:
         whole: Denominators | None = None,
         rows: list[int] | None = None,
         learn: bool = True,
+        hold: bool = False,
+        last: bool = True,
     ) -> Update:
         """Trains on one optimizer batch: a step for every trainable role that has loss terms. Collective over ranks.
 
@@ -134,6 +140,8 @@ class Worker:
             rows: positions of the rows of ``batch`` in the whole; default: it is the whole.
             learn: if False, computes only the actor's losses and metrics; loss terms are then means that can be combined with
                 those of other batches. A role in its ``idle_steps`` has metrics alone.
+            hold: the gradients are added to those that wait for ``optim_step``, and no step is taken.
+            last: with ``hold``, no other batch comes before it.
 
         Returns:
             This rank's share of the metrics, from its first process. All ranks agree whether a step was refused.
@@ -155,11 +163,15 @@ class Worker:
                 self._statistics(role, batch, trained)
             backend = role.backend if learn and role.name not in idle else None
             accumulation = self._accumulation(role, backend, None if role.name in idle else whole, sampled_now)
+            accumulation.last = last
             with torch.set_grad_enabled(backend is not None), nullcontext() if backend is None else self.memory(role):
                 result = accumulation.run(batch, self._plan(role, batch, trained, inside=accumulation.whole), rows)
             self.compute_s += result.compute_s
             flops += result.flops
-            if backend is not None:
+            if backend is not None and hold:
+                result.ended = last
+                self._hold(role, result, update)
+            elif backend is not None:
                 self._step(role, backend, result, update)
             else:
                 self._measure(result, update)
@@ -171,6 +183,87 @@ class Worker:
             device = next(role.passes.device for role in self.roles.values())
             update.flops, update.devices, update.peak_flops = flops, self.ranks.parts, peak_flops(device)
         return update
+
+    def forward_backward(
+        self,
+        batch: Batch,
+        *,
+        sampled_now: bool,
+        last: bool,
+        plugins: Sequence[PluginSpec] = (),
+        whole: Denominators | None = None,
+        rows: list[int] | None = None,
+    ) -> Update:
+        """Adds the gradients of a batch to those that wait for ``optim_step``. Collective over ranks.
+
+        Args:
+            last: no other batch comes before the step.
+            plugins: give the loss, in place of the run's.
+            sampled_now: as for ``update``; ``whole`` and ``rows`` too.
+        """
+        hooks, needs = self.hooks, self.needs
+        try:
+            if plugins:
+                self.hooks = PluginManager.from_specs(plugins)
+                self.needs = replace(merge_needs(self.hooks), roles=needs.roles)
+            return self.update(batch, sampled_now=sampled_now, whole=whole, rows=rows, hold=True, last=last)
+        finally:
+            if plugins:
+                self.hooks.close()
+            self.hooks, self.needs = hooks, needs
+
+    def optim_step(self) -> Update:
+        """Takes the step for which gradients are held, of every role that has some. Collective over ranks."""
+        update = Update(Metrics())
+        for name, result in self._held.items():
+            role = self.roles[name]
+            assert role.backend is not None
+            if update.refused:
+                role.backend.discard()
+                continue
+            if not result.ended:  # the pass over one token, which adds 0, tells the backend
+                role.backend.backward(role.blank(), True)
+            self._step(role, role.backend, result, update)
+        self._held = {}
+        if self.ranks.part:
+            update.metrics = Metrics()
+        return update
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Returns the gradients of the actor that wait for ``optim_step``, in float32 on the CPU, by the names of its weights,
+        and drops all that wait. Collective over ranks.
+
+        Raises ``RunError`` if the backend does not show them.
+        """
+        found: dict[str, Tensor] = {}
+        for name in self._held:
+            role = self.roles[name]
+            if name == "actor":
+                if not isinstance(role.backend, ShowsGradients):
+                    raise RunError(f"{role.trainer} does not show gradients: use the backend torch")
+                found = {each: gradient.float().cpu() for each, gradient in role.backend.gradients()}
+            assert role.backend is not None
+            role.backend.discard()
+        self._held = {}
+        return found
+
+    def _hold(self, role: Role, result: PassResult, update: Update) -> None:
+        """Keeps the result for ``optim_step``. After a failure of any rank, which it raises, or a refusal, nothing waits."""
+        reports = self.ranks.gather((None if result.failure is None else str(result.failure), result.refused))
+        errors = [message for message, _ in reports if message is not None]
+        update.refused = next((refused for _, refused in reports if refused), None)
+        if errors or update.refused:
+            for name in {*self._held, role.name}:
+                if (backend := self.roles[name].backend) is not None:
+                    backend.discard()
+            self._held = {}
+            if errors:
+                raise result.failure or RunError(errors[0])
+            return
+        update.metrics.join(result.metrics, role.prefix)
+        if result.terms:
+            update.metrics.add([Metric("loss", result.loss, reduce="sum")], role.prefix)
+        self._held.setdefault(role.name, PassResult()).add(result)
 
     def _accumulation(self, role: Role, backend: Backend | None, whole: Denominators | None, sampled_now: bool) -> Accumulation:
         """Returns the object that computes the role's losses, with the outputs that plugins need of it."""

@@ -24,6 +24,7 @@ from rlhf_host.records.tensors import Metric
 if TYPE_CHECKING:
     from rlhf_host.distributed.ray.batch_shards import Shard
     from rlhf_host.models.flops import ModelFlops
+    from rlhf_host.plugins.specs import PluginSpec
 
 Answer = tuple[int, Generation | Exception]
 """A request's number and its result."""
@@ -193,6 +194,30 @@ class WorkerActor:
         update = worker.update(shard.batch(more), sampled_now=sampled_now, whole=whole, rows=shard.rows)
         update.metrics.add(Metric(name, used, reduce="max") for name, used in memory().items())
         return update, worker.compute_s - before
+
+    @_plainly
+    def forward_backward(
+        self, shard: Shard, more: Shard, whole: Any, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec]
+    ) -> tuple[Any, float]:
+        """Adds this rank's share of a batch's gradients; returns its ``Update`` and the seconds it took."""
+        worker, rows = self.roles.worker, shard.rows
+        before = worker.compute_s
+        more_of = {"sampled_now": sampled_now, "last": last, "plugins": plugins, "whole": whole, "rows": rows}
+        update = worker.forward_backward(shard.batch(more), **more_of)
+        return update, worker.compute_s - before
+
+    @_plainly
+    def optim_step(self) -> tuple[Any, float]:
+        """Takes the step that gradients wait for; returns its ``Update`` and the seconds it took."""
+        before = self.roles.worker.compute_s
+        update = self.roles.worker.optim_step()
+        return update, self.roles.worker.compute_s - before
+
+    @_plainly
+    def gradients(self) -> dict[str, Any]:
+        """Returns what ``Worker.gradients`` does, from the first process."""
+        found = self.roles.worker.gradients()
+        return {} if self.roles.worker.ranks.process else found
 
     @_plainly
     def evaluate(self, shard: Shard, more: Shard, whole: Any) -> tuple[Any, float]:

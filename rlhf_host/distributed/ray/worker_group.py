@@ -14,6 +14,7 @@ from torch import Tensor
 from rlhf_host.distributed.ray.batch_shards import PASSES, TOKENS, UPDATES, deal_rows, make_shards
 from rlhf_host.errors import LostError, RunError, UserError
 from rlhf_host.models.flops import ModelFlops
+from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import Update
 from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, RoleOutput, TopK
@@ -124,18 +125,38 @@ class RemoteTrainer:
         """Trains on one optimizer batch in every group that trains; the losses of each are divided by counts over the whole
         batch.
         """
-        import ray
-
-        whole = ray.put(Denominators.of(batch))
         with self.still:
             self.ahead = True
+        return self._on_trained("update", batch, sampled_now)
+
+    def forward_backward(self, batch: Batch, *, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec] = ()) -> Update:
+        return self._on_trained("forward_backward", batch, sampled_now, last, plugins)
+
+    def optim_step(self) -> Update:
+        with self.still:
+            self.ahead = True
+        return self._on_trained("optim_step", None)
+
+    def gradients(self) -> dict[str, Tensor]:
+        answers = [wait_all(group.call("gradients"), group.name)[0] for group in self.trained]
+        return {name: gradient for own in answers for name, gradient in own.items()}
+
+    def _on_trained(self, method: str, batch: Batch | None, *arguments: Any) -> Update:
+        """Returns the joined answers of the groups that train to a method of their actors.
+
+        Args:
+            batch: its shards come before the other arguments.
+        """
+        import ray
+
         if self.before is not None:
             self.before(True)
-        shards = {
-            ranks: [(*parts, whole, sampled_now) for parts in self._whole_shards(batch, ranks)]
-            for ranks in {group.ranks for group in self.trained}
-        }
-        references = [group.call_ranks("update", shards[group.ranks]) for group in self.trained]
+        calls: dict[int, list[tuple[Any, ...]]] = {group.ranks: [arguments] * group.ranks for group in self.trained}
+        if batch is not None:
+            whole = ray.put(Denominators.of(batch))
+            for ranks in calls:
+                calls[ranks] = [(*parts, whole, *arguments) for parts in self._whole_shards(batch, ranks)]
+        references = [group.call_ranks(method, calls[group.ranks]) for group in self.trained]
         names = [group.name for group in self.trained for _ in group.actors]
         answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
         self.compute_s += max((seconds for _, seconds in answers), default=0.0)
