@@ -71,11 +71,15 @@ def tables() -> list[tuple[list[str], list[list[str]]]]:
 
 def options() -> dict[str, dict[str, str]]:
     """Name of a plugin or loss → its options → the default told, or an empty string."""
-    told = {}
+    cells = {}
     for header, rows in tables():
         column = next((i for i, title in enumerate(header) if title in ("own options", "options")), None)
-        for row in rows if column is not None else []:
-            told[row[0].strip("`")] = dict(re.findall(r"`(\w+)`(?: ([\w.-]+))?", row[column]))
+        cells |= {row[0].strip("`"): row[column] for row in rows if column is not None}
+    told = {}
+    for name, cell in cells.items():
+        base = re.match(r"those of `(\w+)`,? ?", cell)
+        whole = f"{cells[base[1]]}, {cell[base.end() :]}" if base else cell
+        told[name] = dict(re.findall(r"`(\w+)`(?: ([\w.-]+))?", whole))
     return told
 
 
