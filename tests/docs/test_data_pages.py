@@ -13,7 +13,7 @@ from rlhf_host.cli.main import main
 
 from .conftest import DOCS, blocks
 
-ROWS = re.findall(r"^\| `(\w+)`[^|]* \| `(\{.*\})` \|$", (DOCS / "offline.md").read_text(encoding="utf-8"), re.M)
+ROWS = re.findall(r"^\| `(\w+)` \| `(\{.*\})` \|[^|]*\|$", (DOCS / "offline.md").read_text(encoding="utf-8"), re.M)
 SOURCES = {block.title: block.body for block in blocks(DOCS / "data.md") if (block.title or "").startswith("sums.")}
 
 
