@@ -12,7 +12,7 @@ import rlhf_host
 from tests.conftest import ROOT
 from tests.docs.conftest import blocks
 
-(CURRICULUM,) = (block.body for block in blocks(ROOT / "docs/functions.md") if block.title == "curriculum.py")
+(CURRICULUM,) = (block.body for block in blocks(ROOT / "docs/python.md") if block.title == "curriculum.py")
 
 GAME = """
 from near_by import Base

@@ -25,7 +25,8 @@ from rlhf_host.plugins.catalogue import offered
 from .conftest import DOCS, PAGES, ROOT, blocks, commands
 
 TRANSCRIPT = DOCS / "trial.md"  # written by a script that ran it
-PICTURES = DOCS / "pictures.md"
+SEEING = ("models/shapes", "Qwen/Qwen2.5-VL-3B-Instruct")
+"""Models of the pages that see pictures."""
 WRITTEN = [page for page in PAGES if page != TRANSCRIPT]
 PLACEHOLDER = re.compile(r"^(?:[A-Z][A-Z_]*|\.\.\.|D)$")
 JUST_WRITTEN = {
@@ -59,7 +60,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
             for flag, value in pairwise(words):
                 if flag.endswith(("--model", ".model")) and not PLACEHOLDER.match(value) and not (folder / value).exists():
                     (folder / value).parent.mkdir(parents=True, exist_ok=True)
-                    model = scores if flag in SCORING else sees if page == PICTURES else tiny_model
+                    model = scores if flag in SCORING else sees if value in SEEING else tiny_model
                     (folder / value).symlink_to(model)
                 elif flag.endswith("data") and (path := value.partition("@")[0]).endswith(".jsonl"):
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +69,9 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "getting-started.md"),
         *blocks(DOCS / "offline.md"),
         *blocks(DOCS / "agents.md"),
-        *blocks(DOCS / "functions.md"),
-        *blocks(DOCS / "nemo-gym.md"),
+        *blocks(DOCS / "python.md"),
         *blocks(DOCS / "rewards.md"),
-        *blocks(DOCS / "environments.md"),
-        *blocks(PICTURES),
+        *blocks(DOCS / "data.md"),
     ]:
         if block.title and (
             block.title.endswith((".yaml", ".jsonl", ".json", ".py", ".txt")) or block.title.startswith("tasks/")

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from rlhf_rows.formats import NAMES
 
 from rlhf_host.cli.main import main
+from tests.models.test_pictured_families import OUTCOMES
 
 from .conftest import DOCS, blocks
 
@@ -52,3 +53,9 @@ def test_a_row_is_read_in_its_format(name, row, chat_model, tmp_path):
 def test_every_file_has_the_same_row(name, tiny_model, tmp_path):
     (tmp_path / name).write_text(SOURCES[name])
     assert shown(tmp_path / name, tiny_model).splitlines()[-1] == "1: 2+3? — label 5"
+
+
+def test_the_families_that_see_pictures_are_those_that_are_tested():
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    for start, outcome in (("pictures of shared", "shared"), ("each row has", "padded"), ("refused ", "refused")):
+        assert re.findall(rf"^\| {start}[^|]*\| (.*) \|$", text, re.M) == [", ".join(OUTCOMES[outcome].split())]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import rlhf_authoring
 
-from rlhf_host.config.schema import DataConfig
+from rlhf_host.config.schema import DataConfig, RunConfig
 from rlhf_host.data.row_reader import LABEL_KEYS, PROMPT_KEYS
 from rlhf_host.data.rows import COMPRESSED, SUFFIXES
 from rlhf_host.plugins.reward_functions import OFFERS
 
-from .conftest import DOCS, ROOT, blocks
+from .conftest import DOCS, PAGES, ROOT, blocks
 
 
 @pytest.mark.parametrize(("script", "last"), [("first.py", "0.0"), ("ask.py", ""), ("samples.py", "0.")])
@@ -37,6 +37,18 @@ def test_the_tests_of_the_testing_page_pass(block, tmp_path, monkeypatch):
     for name, value in names.items():
         if name.startswith("test_") and inspect.isfunction(value):
             value(tmp_path)
+
+
+@pytest.mark.parametrize("section", ["train", "rollout", "checkpoint", "trajectories"])
+def test_a_setting_that_a_page_names_is_there(section):
+    """Where others' names are translated (coming-from.md), they are theirs."""
+    known = RunConfig.model_fields[section].annotation.model_fields
+    readme = ROOT.glob("plugins/*/*/README.md")
+    texts = {page: page.read_text(encoding="utf-8") for page in (*PAGES, *readme) if page.name != "coming-from.md"}
+    named = {page: re.findall(rf"`(?:--)?{section}\.(?!py|jsonl)([a-z][a-z0-9_-]*)", text) for page, text in texts.items()}
+    assert {
+        (page.name, name) for page, names in named.items() for name in names if name.replace("-", "_") not in known
+    } == set()
 
 
 def test_the_python_page_names_what_a_reward_function_may_ask_for():
