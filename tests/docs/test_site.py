@@ -45,7 +45,8 @@ def test_every_page_is_built_and_stands_in_the_navigation(site):
     nav = set(entries)
     assert len(entries) == len(nav), "a page has one place"
     pages = {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)}
-    assert nav == pages, "mkdocs.yml lists every page of docs/, and nothing else"
+    listed = {page for page in pages if page.startswith("reference/plugins/")} - {"reference/plugins/index.md"}
+    assert nav == pages - listed, "mkdocs.yml lists every page of docs/ but those of single plugins, and nothing else"
     for page in pages:
         html = site / page.removesuffix(".md") / "index.html"
         assert html.is_file() or (site / page.replace(".md", ".html")).is_file() or page.endswith("index.md")
