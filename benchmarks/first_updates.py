@@ -2,7 +2,7 @@
 
     python benchmarks/first_updates.py              # 16 sums × 8 answers by the quickstart's model: a minute
 
-The answers are sampled once, by the policy that is trained. Each algorithm makes one update on them, by plain SGD with the rate 1 and
+The answers are sampled once, by the policy that is trained. Each algorithm makes one update on them, by SGD with the rate 1 and
 no clipping, so that what the weights move by is the gradient. Prints a table with a line for each algorithm.
 """
 

@@ -50,7 +50,7 @@ def test_there_is_a_table_for_each():
 
 def test_every_row_of_the_page_is_read():
     read = {name.text for name in names()}
-    for line in (DOCS / "coming-from.md").read_text().splitlines():
+    for line in (DOCS / "reference/names.md").read_text().splitlines():
         if line.startswith("| ") and "`" in line:
             there = line.split(" | `--", 1)[0] if "| here" in line else line.split("|")[1]
             assert set(re.findall(r"`([^`]+)`", there)) <= read, line

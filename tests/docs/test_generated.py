@@ -7,7 +7,7 @@ import re
 from rlhf_host.config.flag_names import known_flags
 from rlhf_host.plugins.discovery import GROUPS
 
-from .conftest import DOCS, GENERATED, ROOT
+from .conftest import DOCS, GENERATED
 
 
 def test_generated_pages_and_the_list_of_plugins_are_current(generator):
@@ -45,9 +45,3 @@ def test_the_catalogue_has_every_plugin_of_the_project(generator):
         flag = generator.catalogue.typed(info)
         (line,) = re.findall(rf"^\| `{re.escape(flag)}` \| `{info.distribution}` \| (.+) \|$", text, re.M)
         assert len(line) > 10, f"{info.name} says nothing of itself: {line!r}"
-
-
-def test_the_readme_names_every_plugin_that_is_published_beside_the_host(generator):
-    text = (ROOT / "README.md").read_text()
-    named = {info.name.replace(".", " ") for info in generator.catalogue.published() if info.distribution != "rlhf-host"}
-    assert {name for name in named if f"`{name}`" not in text} == set()

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_host.plugins.discovery import GROUPS
 
-from .conftest import DOCS, blocks
+from .conftest import DOCS
 
 KIND_OF = {
     "algo": "algo",
@@ -148,9 +148,3 @@ LEFT_BEHIND = {
     "weight-sync": weight_sync,
     "preset": preset,
 }
-
-
-def test_the_reward_in_the_readme_is_the_one_on_its_page(install):
-    readme = [block.body for block in blocks(DOCS.parent / "README.md") if block.language == "python"]
-    page = {block.title: block.body for block in blocks(PAGES["reward"])}
-    assert page["src/rlhf_plugin_concise/__init__.py"] in readme

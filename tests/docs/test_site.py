@@ -60,7 +60,7 @@ def test_names_and_types_in_tables_are_whole(site):
     assert "<code>clip_eps_high</code>" in html
     assert "word-break: normal" in (site / "assets/site.css").read_text(encoding="utf-8")
     assert "assets/site.css" in html
-    assert '<span class="name">--train.batch-size</span>' in (site / "coming-from/index.html").read_text(encoding="utf-8")
+    assert '<span class="name">--train.batch-size</span>' in (site / "reference/names/index.html").read_text(encoding="utf-8")
 
 
 def test_the_front_page_shows_a_learning_curve(site):

@@ -10,6 +10,7 @@ import tomllib
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -122,15 +123,20 @@ def test_no_source_file_is_left_out(name, project, wheels):
         assert wanted <= set(archive.namelist())
 
 
-def test_the_first_commands_of_the_readme_install_from_dist_and_train(new_environment, wheels, tiny_model, prompts, tmp_path):
-    """``make wheels`` fills ``dist``; pip finds there what the plugins need, the host among it."""
-    install, _, train = re.findall(r"^    ((?:pip|rlhf) .*)$", (ROOT / "README.md").read_text(), re.M)[:3]
+def test_the_readme_installs_wheels_of_dist_and_trains(new_environment, wheels, tiny_model, prompts, tmp_path):
+    """``make wheels`` fills ``dist``. The packages of the project are files there, so pip asks no index for their names."""
+    section = (ROOT / "README.md").read_text().partition("## Install")[2]
+    _, install, train = re.findall(r"^(?:make|pip|rlhf) .*$", section, re.M)
+    (tmp_path / "dist").mkdir()
     for wheel in wheels.values():
-        (tmp_path / "dist").mkdir(exist_ok=True)
         shutil.copy(wheel, tmp_path / "dist")
     fresh = new_environment()
-    pip, *arguments = [str(tmp_path / word) if word == "dist" else word for word in shlex.split(install)]
-    fresh.pip(*arguments, "--quiet", "--no-index", "--no-compile")
+    pip, *words = shlex.split(install)
+    files = [
+        sorted(tmp_path.glob(word)) if word.startswith("dist/") else [ROOT / word if "/" in word else word] for word in words
+    ]
+    assert all(files), "dist/ has what the line names"
+    fresh.pip(*chain.from_iterable(files), "--quiet", "--no-index", "--no-compile")
     small = ["--actor.model", tiny_model, "--data", prompts, "--train.steps", "1", "--train.batch-size", "2"]
     small += ["--rollout.n", "2", "--rollout.max-new-tokens", "4", "--train.threads", "1", "--run-dir", "run"]
     rlhf, *words = shlex.split(train)
@@ -147,7 +153,7 @@ def test_the_licence_travels_with_the_host(wheels):
 
 def test_the_names_of_other_projects_travel_with_their_package(wheels):
     with zipfile.ZipFile(wheels["rlhf-translate"]) as archive:
-        assert archive.read("rlhf_translate/coming_from.md") == (ROOT / "docs" / "coming-from.md").read_bytes()
+        assert archive.read("rlhf_translate/names.md") == (ROOT / "docs/reference/names.md").read_bytes()
 
 
 def test_the_recipes_and_their_data_travel_with_the_host(wheels):

@@ -12,7 +12,7 @@ from rlhf_host import functional as F
 
 class Options(F.PolicyLossOptions):
     kl_placement: Literal["sequence", "suffix"] = Field(
-        "sequence", description="KL in the reward: part of the sequence's reward, or per token and not in the baseline"
+        "sequence", description="KL in the reward: with the baseline, or per token without it"
     )
 
 
@@ -32,7 +32,8 @@ class RLOO:
         rewards, mask, shaped = experience.rewards, experience.action_mask, experience.shaped
         if shaped is not None and self.options.kl_placement == "sequence":
             rewards = rewards + F.masked_sum(shaped, mask, -1)
-        advantages = F.on_actions(F.leave_one_out(rewards, experience.group_id, experience.episode_id), mask)
+        relative = F.leave_one_out(rewards, experience.group_id, experience.episode_id)
+        advantages = F.on_actions(relative, mask)
         if shaped is not None and self.options.kl_placement == "suffix":
             advantages = advantages + F.suffix_sum(shaped, mask)
         return Advantages(advantages)

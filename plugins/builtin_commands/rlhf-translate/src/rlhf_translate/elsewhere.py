@@ -1,4 +1,4 @@
-"""Names of other projects: the tables of ``docs/coming-from.md``, and hints for users who type such a name here."""
+"""Names of other projects: the tables of ``docs/reference/names.md``, and hints for users who type such a name here."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _of_option(name: str) -> str:
 def _of_section(name: str) -> str:
     """Returns a hint for the names in a section: its keys may all be another project's."""
     inside = [known for known in names() if known.here and known.words[0].startswith(f"{key_of(name)}.")]
-    return f"; docs/coming-from.md says what {inside[0].project}'s {key_of(name)}.* are here" if inside else ""
+    return f"; docs/reference/names.md says what {inside[0].project}'s {key_of(name)}.* are here" if inside else ""
 
 
 def _of_choice(name: str) -> str:
@@ -94,7 +94,7 @@ def key_of(name: str) -> str:
 @cache
 def names() -> list[Name]:
     """Returns the rows of the tables."""
-    return list(_read((files("rlhf_translate") / "coming_from.md").read_text(encoding="utf-8")))
+    return list(_read((files("rlhf_translate") / "names.md").read_text(encoding="utf-8")))
 
 
 def _read(page: str) -> Iterator[Name]:

@@ -1,4 +1,4 @@
-"""Options with the same value here: the tables of ``docs/coming-from.md`` have their names."""
+"""Options with the same value here: the tables of ``docs/reference/names.md`` have their names."""
 
 from __future__ import annotations
 

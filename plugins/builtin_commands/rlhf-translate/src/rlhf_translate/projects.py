@@ -1,4 +1,4 @@
-"""Knowledge about each other project beside the names in ``docs/coming-from.md``."""
+"""Knowledge about each other project beside the names in ``docs/reference/names.md``."""
 
 from __future__ import annotations
 
