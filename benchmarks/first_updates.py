@@ -75,11 +75,11 @@ def main() -> None:
     lengths = [row.action_length for row in sampled]
     right = sum(row.reward or 0.0 for row in sampled)
     print(f"{len(sampled)} answers, {right:g} right, of {min(lengths)} to {max(lengths)} tokens")
-    print("| first update of | size | " + " | ".join(f"cosine with `{name}`" for name in BESIDE) + " |")
+    print("| first update of | size | " + " | ".join(f"beside `{name}`" for name in BESIDE) + " |")
     print("|---|---|" + "---|" * len(BESIDE))
     for algo, step in moved.items():
         cosines = [float(torch.cosine_similarity(step, moved[other], dim=0)) for other in BESIDE]
-        print(f"| `{algo}` | {float(step.norm()):.4f} | " + " | ".join(f"{cosine:.3f}" for cosine in cosines) + " |")
+        print(f"| `{algo}` | {float(step.norm()):.2f} | " + " | ".join(f"{cosine:.3f}" for cosine in cosines) + " |")
 
 
 if __name__ == "__main__":

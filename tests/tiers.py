@@ -447,6 +447,7 @@ LONG = {
     "tests/cli/test_serve.py": ("test_a_run_is_served_with_its_settings",),
     "tests/cli/test_serve_reward.py": ("test_rewards_are_those_of_the_model",),
     "tests/distributed/deepspeed/test_deepspeed.py": ("test_a_foreign_pickle_is_refused_in_one_line_and_does_not_run",),
+    "tests/docs/test_readme.py": ("test_its_python_learns", "test_the_first_hour_goes_as_the_page_says"),
     "tests/models/test_balance.py": ("test_experts_are_used_more_evenly",),
     "tests/models/test_activation_memory.py": ("test_a_shared_line_needs_no_more_memory_at_once_than_padded_rows_of_its_cost",),
     "tests/distributed/split/test_slices.py": ("test_slices_compute_what_one_process_does",),

@@ -24,10 +24,8 @@ from rlhf_host.plugins.catalogue import offered
 
 from .conftest import DOCS, PAGES, ROOT, blocks, commands
 
-TRANSCRIPT = DOCS / "trial.md"  # written by a script that ran it
 SEEING = ("models/shapes", "Qwen/Qwen2.5-VL-3B-Instruct")
 """Models of the pages that see pictures."""
-WRITTEN = [page for page in PAGES if page != TRANSCRIPT]
 PLACEHOLDER = re.compile(r"^(?:[A-Z][A-Z_]*|\.\.\.|D)$")
 JUST_WRITTEN = {
     "my_algo": "median",
@@ -42,7 +40,7 @@ FAKE_VERIFIERS = ROOT / "plugins/builtin_agents/rlhf-plugin-verifiers/tests/fake
 DISTRIBUTIONS = {offer.distribution for names in offered().values() for offer in names.values()} | {"rlhf-host"}
 
 
-FIRST = {tuple(words): page for page in reversed(WRITTEN) for words in commands(page)}
+FIRST = {tuple(words): page for page in reversed(PAGES) for words in commands(page)}
 LISTED = [pytest.param(page, words, id=f"{page.relative_to(ROOT)}: {shlex.join(words)[:90]}") for words, page in FIRST.items()]
 """Every command once, on the first page that has it."""
 
@@ -55,7 +53,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
     AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1, dtype="auto").save_pretrained(scores)
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(scores)
     sees = make_model(tmp_path_factory.mktemp("sees"))
-    for page in WRITTEN:
+    for page in PAGES:
         for words in commands(page):
             for flag, value in pairwise(words):
                 if flag.endswith(("--model", ".model")) and not PLACEHOLDER.match(value) and not (folder / value).exists():
@@ -140,7 +138,7 @@ def measured_once():
 
 
 def test_commands_are_found_at_all():
-    found = {page.relative_to(ROOT).as_posix() for page in WRITTEN if commands(page)}
+    found = {page.relative_to(ROOT).as_posix() for page in PAGES if commands(page)}
     assert {"README.md", "docs/getting-started.md", "docs/plugins/algo.md", "docs/results.md"} <= found
 
 

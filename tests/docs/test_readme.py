@@ -1,13 +1,17 @@
-"""The README: short, and true."""
+"""The README, short and true; and a newcomer's first hour, typed as the first page says."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from rlhf_host.plugins.discovery import GROUPS
 
+from ..scripts_as_modules import load_script
 from .conftest import DOCS, ROOT, blocks
 
 README = ROOT / "README.md"
@@ -45,3 +49,25 @@ def test_its_python_learns(tmp_path):
     *_, reward, answers = done.stdout.splitlines()
     assert float(reward) > 0.85
     assert re.fullmatch(r"\[\['\d+'\]\]", answers)
+
+
+def test_the_first_hour_goes_as_the_page_says(tmp_path):
+    """A reward in a file, trained in a terminal, interrupted by Ctrl-C and resumed; then its answers under another reward."""
+    terminal = load_script("scripts/screen.py")
+    (reward,) = [block.body for block in blocks(DOCS / "getting-started.md") if block.title == "close.py"]
+    (tmp_path / "close.py").write_text(reward)
+    section = (DOCS / "getting-started.md").read_text().partition("## A reward of your own")[2].partition("\n## ")[0]
+    train, resume, replay = re.findall(r"^rlhf .*$", section, re.M)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "HOME": str(tmp_path), "PATH": path, "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1"}
+
+    code, lines = terminal.run(train, tmp_path, environment, "step  3/30")
+    assert (code, [line for line in lines if line][-1].strip()) == (130, "rlhf train --resume runs/close")
+    code, lines = terminal.run(resume, tmp_path, environment)
+    assert code == 0, lines
+    rows = [json.loads(line) for line in (tmp_path / "runs/close/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "reward/mean" in row] == list(range(1, 31))
+    assert rows[-1]["eval/reward/mean"] > rows[0]["eval/reward/mean"] + 0.1
+    code, lines = terminal.run(replay, tmp_path, environment)
+    assert code == 0, lines
+    assert any(re.match(r"reward mean +0\.\d+ → 0\.\d+", line) for line in lines), lines
