@@ -157,7 +157,9 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ),
         (
             "actor_rollout_ref: {model: {path: m}}\n",
-            ["run.yaml:1: actor_rollout_ref: no such key; docs/reference/names.md says what verl's actor_rollout_ref.* are here"],
+            [
+                "run.yaml:1: actor_rollout_ref: no such key; docs/reference/names.md says what verl's actor_rollout_ref.* are here"
+            ],
         ),
         *(
             (f"train: {{steps: {prefix}{digit * 60_000}}}\n", ["run.yaml:1: train.steps: cannot be read as int: "])

@@ -32,7 +32,6 @@ JUST_WRITTEN = {
     "my_engine": "transformers",
     "my_backend": "torch",
     "my_runtime": "local",
-    "close": "math_verifier",
 }
 """A plugin that the reader has just written → one that the test can use instead."""
 SCORING = ("--reward-model.model", "--reward.prm.model")
@@ -252,7 +251,7 @@ def test_the_replay_and_the_evaluation_of_the_first_page_run(finished, sandbox, 
     monkeypatch.chdir(sandbox)
     for words in commands(DOCS / "getting-started.md"):
         if words[1:2] == ["replay"]:
-            done = rlhf([*words[1:], "--json"])
+            done = rlhf([*at_hand(words[1:], finished), "--json"])
             assert done.exit_code == 0, done.output
         if words[1:2] == ["eval"]:
             done = rlhf([str(finished) if word == "RUN_DIR" else word for word in [*words[1:], "--json"]])
