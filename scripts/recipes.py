@@ -23,7 +23,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from rlhf_host.config.recipes import about, recipes
@@ -32,6 +32,7 @@ from rlhf_host.runs.directory import RunDirectory
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "runs/recipes"
 RESULTS, PAGE = ROOT / "docs/results.md", ROOT / "docs/recipes.md"
+NOT_RUN = "not run here"
 BEGIN, END = "<!-- written by scripts/recipes.py -->\n\n", "<!-- end of what scripts/recipes.py writes -->\n\n"
 SIZES = ("0.5B", "7B", "70B")
 SHORT = ["--train.steps", "2", "--train.batch-size", "4", "--train.threads", "1", "--checkpoint.every", "0"]
@@ -147,17 +148,18 @@ def train(recipe: Recipe, folder: Path, more: list[str]) -> int:
 
 
 def rows(recipe: Recipe) -> list[list[str]]:
-    """A line of the table for each figure that is expected."""
+    """A line of the table for each metric, with the figures that are expected of it and those of the run."""
     run = recipe.run()
     if run is None:
-        return [[recipe.name, *[""] * 7, "not run here"]]
-    first = [recipe.name, str(run.step), f"{run.about['ended'] - run.about['started']:.0f}"]
+        return [[recipe.name, "", "", "", NOT_RUN]]
+    took = f"{run.step} steps, {run.about['ended'] - run.about['started']:.0f} s"
     lines = []
-    for each in recipe.expected:
-        new = not lines or each.metric != recipe.expected[len(lines) - 1].metric
-        shown = [each.metric, curve(run, each.metric)] if new else ["", ""]
-        figures = [each.steps, f"{each.value:g} within {each.tolerance:g}", f"{each.measured(run):.3g}"]
-        lines.append([*(first if not lines else [""] * 3), *shown, *figures, "ok" if each.holds(run) else "no"])
+    for metric, expected in groupby(recipe.expected, lambda each: each.metric):
+        figures = [
+            f"{each.steps}: {each.value:g} ± {each.tolerance:g}, {each.measured(run):.3g}{'' if each.holds(run) else ' **missed**'}"
+            for each in expected
+        ]
+        lines.append([*(["", ""] if lines else [recipe.name, took]), metric, curve(run, metric), "; ".join(figures)])
     return lines
 
 
@@ -172,28 +174,35 @@ def curve(run: RunDirectory, metric: str) -> str:
 
 def results(ordered: list[Recipe]) -> str:
     """The section of ``docs/results.md``."""
-    text = """## Do the recipes learn? { #recipes }
+    lines = [line for recipe in ordered for line in rows(recipe)]
+    table = ""
+    for name, took, metric, *figures in lines:
+        linked = f"[`{name}`](recipes.md#{name})" if name else ""
+        table += "| " + " | ".join([linked, took, metric and f"`{metric}`", *figures]) + " |\n"
+    if any("**missed**" in line[-1] or line[-1] == NOT_RUN for line in lines):
+        answer = f"Not all: see the lines with **missed** or *{NOT_RUN}*."
+    else:
+        answer = "Yes: every metric of all recipes was where its file says, within the tolerance written there."
+    return f"""## Do the recipes learn? {{ #recipes }}
 
-Yes: every metric of all recipes ended where its file says, within the tolerance written there.
+{answer}
 
 <details markdown="1">
 <summary>Commands and figures</summary>
 
     make recipes          # scripts/recipes.py: every file of examples/recipes, one after the other
 
-[Recipes](recipes.md) says what each of them is. *Expected* is written in the file, with a tolerance; *here* is the run of this
-page. A curve has the metric's means over fourths of the run, or its values where it has few: those of `eval/` are before and after.
-SmolLM2-135M, for `shapes`, `shell` and `sdpo` models of less than half a million weights; one seed. The seconds are those of the
-whole run on two cores; all together take 40 minutes.
+[Recipes](recipes.md) says what each of them is. At these steps its file expects a value within a tolerance; after the comma is that
+of this run. A curve has the metric's means over fourths of the run, or its values where it has few: those of `eval/` are before and
+after. SmolLM2-135M, for `shapes`, `shell` and `sdpo` models of less than half a million weights; one seed. The seconds are those of
+the whole run on two cores; all together take 40 minutes.
 
-| recipe | steps | seconds | metric | curve | at steps | expected | here | |
-|---|---|---|---|---|---|---|---|---|
+| recipe | run | metric | curve | steps: expected, here |
+|---|---|---|---|---|
+{table}
+</details>
+
 """
-    for recipe in ordered:
-        for name, steps, seconds, metric, *figures in rows(recipe):
-            linked = f"[`{name}`](recipes.md#{name})" if name else ""
-            text += "| " + " | ".join([linked, steps, seconds, metric and f"`{metric}`", *figures]) + " |\n"
-    return text + "\n</details>\n\n"
 
 
 def page(ordered: list[Recipe]) -> str:
