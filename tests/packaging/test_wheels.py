@@ -125,7 +125,7 @@ def test_no_source_file_is_left_out(name, project, wheels):
 
 def test_the_readme_installs_wheels_of_dist_and_trains(new_environment, wheels, tiny_model, prompts, tmp_path):
     """``make wheels`` fills ``dist``. The packages of the project are files there, so pip asks no index for their names."""
-    section = (ROOT / "README.md").read_text().partition("## Install")[2]
+    section = (ROOT / "README.md").read_text().partition("## Install")[2].replace("\\\n", "")
     _, install, train = re.findall(r"^(?:make|pip|rlhf) .*$", section, re.M)
     (tmp_path / "dist").mkdir()
     for wheel in wheels.values():
