@@ -3,7 +3,7 @@
     python scripts/recipes.py                    # all
     python scripts/recipes.py --only sft         # one or several; repeatable
     python scripts/recipes.py --short            # two small steps of each, in a temporary directory: shows only that they run
-    python scripts/recipes.py --pages            # no runs: write docs/recipes.md and docs/results.md from the runs that are there
+    python scripts/recipes.py --pages            # no runs: write the parts of docs/recipes.md and docs/results.md
 
 Runs are in ``runs/recipes``, and those of an earlier time are replaced. A recipe of which something is missing is left out, with a
 line that says what. The command fails if a run fails, or a figure is not as the recipe expects it.
@@ -85,9 +85,13 @@ class Recipe:
         return [need.rpartition(" ")[2] for need in self.needs if need.startswith("rlhf train --config ")]
 
     @property
+    def samples(self) -> bool:
+        return "\nrollout:" in self.file.read_text(encoding="utf-8")
+
+    @property
     def more_when_short(self) -> list[str]:
         text = self.file.read_text(encoding="utf-8")
-        more = SHORT_SAMPLES if "\nrollout:" in text else []
+        more = SHORT_SAMPLES if self.samples else []
         # So few answers are all wrong, and a filter would leave none.
         return [*SHORT, *more, *(["--with", "dynamic_filtering=none"] if "dynamic_filtering:" in text else [])]
 
@@ -206,54 +210,54 @@ the whole run on two cores; all together take 40 minutes.
 
 
 def page(ordered: list[Recipe]) -> str:
-    """``docs/recipes.md``, of the heads of the files alone."""
-    text = """# Recipes
-
-A recipe is a configuration file that runs as it stands. It names a model, data, rewards and an algorithm, and says which curve to
-expect and what to change for larger models. All run in less than ten minutes on two cores, and on SmolLM2-135M, except `shapes`,
-which needs a [model that sees pictures](pictures.md), `shell`, which has a tiny one of its own, and `sdpo`, which has that of the
-quickstart. In a clone:
-
-```sh
-make smollm2
-rlhf train --config gsm8k_rloo
-rlhf train --config gsm8k_rloo --actor.lr 5e-6 --run-dir runs/slower
-```
-
-A name is found from any directory, also in an installed package, and so are the data of its file, `examples/recipes/NAME.yaml`.
-Flags override the file. `make recipes` runs all of them, and [Results](results.md#recipes) has their
-figures. Only those that others start from write a model; the others do with `--checkpoint.final true`.
-
-A second run of the same recipe needs another `--run-dir`: a directory that has a run is not overwritten.
-
-The flags for larger models are a place to start, on devices of 80 GB. Their names and values are checked, but no recipe was run
-with them: they need GPUs. Every device first loads the whole model, which 70B in 16 bits does not fit, so these train adapters over
-4 bits ([Sizing](sizing.md)).
-
-| recipe | shows |
-|---|---|
-"""
-    text += "".join(f"| [`{recipe.name}`](#{recipe.name}) | {recipe.head['about'][0]} |\n" for recipe in ordered)
+    """The part of ``docs/recipes.md`` that the heads of the files say."""
+    text = ""
     for recipe in ordered:
         head = recipe.head
-        text += f"\n## {recipe.name} {{ #{recipe.name} }}\n\n{head['about'][0]}\n\n"
-        text += f"- **Needs** {', '.join(f'`{need}`' if need != 'nothing' else need for need in recipe.needs)}\n"
-        text += "".join(f"- **{key.capitalize()}** {line}\n" for key in ("data", "reward") for line in head[key])
-        text += "".join(f"- **Expect** `{line.partition(' ')[0]}` {line.partition(' ')[2]}\n" for line in head["expected"])
-        text += "".join(f"- **Note** {line}\n" for line in head.get("note", []))
-        text += "\n| model | what to change |\n|---|---|\n"
-        text += "".join(f"| {size} | `{head[size][0]}` |\n" for size in SIZES)
-    return text
+        needs = ", ".join(f"`{need}`" if need != "nothing" else need for need in recipe.needs)
+        text += f"### {recipe.name} {{ #{recipe.name} }}\n\n{head['about'][0]}\n\n"
+        text += f"- **Needs** {needs}. **Data** {'; '.join(head['data'])}. **Reward** {'; '.join(head['reward'])}\n"
+        expected = (f"`{metric}` {steps}" for metric, _, steps in (line.partition(" ") for line in head["expected"]))
+        text += f"- **Expect** {'; '.join(expected)}\n"
+        text += "".join(f"- {line}\n" for line in head.get("note", [])) + "\n"
+    return text + larger(ordered)
+
+
+def larger(ordered: list[Recipe]) -> str:
+    """The flags for larger models that most recipes of a kind have."""
+    text = "## Larger models { #larger }\n\n"
+    text += "The head of each file has the flags for 0.5B, 7B and 70B. Where an installed package has the file:\n"
+    text += """
+```sh
+python -c 'from rlhf_host.config.recipes import recipe_file; print(recipe_file("lora"))'
+```
+
+These are the flags that most recipes have:
+
+| model | recipes that sample | recipes on data sets |
+|---|---|---|
+"""
+    for size in SIZES:
+        cells = [
+            majority([recipe.head[size][0] for recipe in ordered if recipe.samples is samples]) for samples in (True, False)
+        ]
+        text += f"| {size} | {' | '.join(f'`{cell}`' for cell in cells)} |\n"
+    return text + "\n"
+
+
+def majority(flags: list[str]) -> str:
+    """Those that more than half of the lines have, in the order of the first."""
+    lines = [re.findall(r"--\S+ (?:'[^']*'|\S+)", line) for line in flags]
+    known = dict.fromkeys(flag for line in lines for flag in line)
+    return " ".join(flag for flag in known if 2 * sum(flag in line for line in lines) > len(lines))
 
 
 def write_pages(ordered: list[Recipe]) -> None:
-    PAGE.write_text(page(ordered), encoding="utf-8")
-    old = RESULTS.read_text(encoding="utf-8")
-    before, mark, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2]
-    if not mark:
-        raise SystemExit(f"{RESULTS} has no line {BEGIN.strip()}")
-    RESULTS.write_text(before + BEGIN + results(ordered) + END + after, encoding="utf-8")
+    for file, text in ((PAGE, page(ordered)), (RESULTS, results(ordered))):
+        before, mark, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+        if not mark:
+            raise SystemExit(f"{file} has no line {BEGIN.strip()}")
+        file.write_text(before + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
 
 
 def main() -> None:

@@ -9,13 +9,11 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -36,8 +34,8 @@ SIDE_BY_SIDE = 32
 USABLE = 0.9
 """Part of a device's memory that is planned with; the rest is for the driver, kernels' workspaces and fragments."""
 RANK = 16
-BUCKETS = 2 * 256 * 2**20
-"""Two buckets of ``--sync.bucket-mb`` under way."""
+MACHINE = 8
+"""Devices of a machine."""
 
 MODELS: dict[str, Any] = {
     "Qwen2.5-0.5B": Qwen2Config(
@@ -133,28 +131,29 @@ def sizes(config: Any) -> Sizes:
 
 # --- bytes ----------------------------------------------------------------------------------------
 
-TORCH, TORCH_BF16, ZERO_2 = "`torch`", "`torch`, passes in bfloat16", "`deepspeed`, ZeRO 2"
-ZERO_3_BF16 = "`deepspeed`, ZeRO 3, `--backend.precision bf16`"
+TORCH, TORCH_BF16 = "`torch`", "`torch`, passes in bfloat16"
 TRAINED = {
     TORCH: (16, 0),
     TORCH_BF16: (18, 0),
+    "`fsdp`": (0, 16),
     "`deepspeed`, ZeRO 1": (8, 12),
-    ZERO_2: (4, 20),
+    "`deepspeed`, ZeRO 2": (4, 20),
     "`deepspeed`, ZeRO 3": (0, 24),
     "`deepspeed`, ZeRO 1, `--backend.precision bf16`": (8, 12),
     "`deepspeed`, ZeRO 2, `--backend.precision bf16`": (2, 16),
-    ZERO_3_BF16: (0, 22),
+    "`deepspeed`, ZeRO 3, `--backend.precision bf16`": (0, 22),
 }
 """Bytes per trained weight at their most, with gradients and optimizer: on every rank, and shared by all ranks."""
 HELD = {
     TORCH: (12, 0),
     TORCH_BF16: (14, 0),
+    "`fsdp`": (0, 12),
     "`deepspeed`, ZeRO 1": (4, 12),
-    ZERO_2: (4, 12),
+    "`deepspeed`, ZeRO 2": (4, 12),
     "`deepspeed`, ZeRO 3": (0, 20),
     "`deepspeed`, ZeRO 1, `--backend.precision bf16`": (6, 12),
     "`deepspeed`, ZeRO 2, `--backend.precision bf16`": (2, 12),
-    ZERO_3_BF16: (0, 18),
+    "`deepspeed`, ZeRO 3, `--backend.precision bf16`": (0, 18),
 }
 """The same between two steps."""
 
@@ -202,96 +201,71 @@ def cache(model: Sizes, number: float = 2.0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Settings, and the bytes that they need on each of some devices."""
+    """Settings on one device, and the bytes that they need."""
 
     name: str
     flags: str
-    loaded: Callable[[Sizes, int], float]
-    """While the model is loaded, on each of so many devices."""
-    trained: Callable[[Sizes, int], float]
-    """Weights, gradients, optimizer, on each of so many devices."""
-    held: Callable[[Sizes, int], float]
+    loaded: Callable[[Sizes], float]
+    """While the model is loaded."""
+    trained: Callable[[Sizes], float]
+    """Weights, gradients, optimizer."""
+    held: Callable[[Sizes], float]
     """The same between steps."""
-    stays: Callable[[Sizes, int], float]
-    """Its part on the device while engines sample."""
-    checkpointing: bool = False
-    copies: bool = False
-    """Autocast keeps a copy of each float32 matrix for a pass."""
-    trains_head: bool = True
+    checkpointing: bool = True
+    trains_head: bool = False
 
-    def training(self, model: Sizes, devices: int) -> float:
+    def training(self, model: Sizes) -> float:
         """One pass over a micro-batch, forward and backward, beside what is trained."""
-        copies = 2 * model.linear if self.copies else 0
         logits = chunk_bytes(
             tokens=ROW,
             vocabulary=model.vocabulary,
             hidden=model.hidden,
             narrow=True,
-            cast=self.copies,
+            cast=False,
             trained=self.trains_head,
             device="cuda",
         )
-        return self.trained(model, devices) + copies + logits + ROW * activations(model, self.checkpointing)
+        return self.trained(model) + logits + ROW * activations(model, self.checkpointing)
 
 
-def sharded(model: Sizes, devices: int) -> float:
-    """A model of one block on which kernels are tried, and then a rank's share and a block, in float32."""
-    block = model.linear / model.layers + 2 * model.hidden
-    outside = model.parameters - model.layers * block
-    return 4 * (block + max(outside, model.parameters / devices))
-
-
-def _all_weights(name: str, flags: str, backend: str, *, checkpointing: bool = True, copies: bool = True) -> Way:
+def _all_weights(name: str, flags: str, *, checkpointing: bool) -> Way:
     return Way(
         name,
         flags,
-        sharded if backend == ZERO_3_BF16 else (lambda model, _: 4 * model.parameters),
-        lambda model, devices: per_weight(TRAINED[backend], devices) * model.parameters,
-        lambda model, devices: per_weight(HELD[backend], devices) * model.parameters,
-        lambda model, devices: per_weight(HELD[backend], devices) * model.parameters if backend == TORCH_BF16 else 0,
+        lambda model: 4 * model.parameters,
+        lambda model: per_weight(TRAINED[TORCH_BF16], 1) * model.parameters,
+        lambda model: per_weight(HELD[TORCH_BF16], 1) * model.parameters,
         checkpointing,
-        copies,
+        trains_head=True,
     )
 
 
 def _adapters(name: str, flags: str, base: Callable[[Sizes], float]) -> Way:
-    def held(model: Sizes, _: int) -> float:
+    def held(model: Sizes) -> float:
         return base(model) + adapter(model)
 
-    return Way(name, flags, lambda model, _: base(model), held, held, held, checkpointing=True, trains_head=False)
+    return Way(name, flags, base, held, held)
 
 
 CHECKPOINTING = "--actor.gradient-checkpointing true"
 LORA = f"--actor.lora.rank {RANK} --actor.dtype bfloat16 {CHECKPOINTING}"
-ZERO = f"--backend deepspeed {CHECKPOINTING} --backend.zero-stage"
-
-WITH_ADAPTERS = (
+WAYS = (
+    _all_weights("all weights", "", checkpointing=False),
+    _all_weights("all weights, checkpointing", CHECKPOINTING, checkpointing=True),
     _adapters("LoRA", LORA, lambda model: 2 * model.parameters),
     _adapters("LoRA over 4 bits", f"{LORA} --actor.quantize 4bit", quantized),
 )
-ALONE = (
-    _all_weights("all weights", "", TORCH_BF16, checkpointing=False, copies=False),
-    _all_weights("all weights, checkpointing", CHECKPOINTING, TORCH_BF16, copies=False),
-    *WITH_ADAPTERS,
-)
 """On one device, sampling with the trainer's own module; the plainest first."""
-TOGETHER = (
-    _all_weights("ZeRO 2", f"{ZERO} 2", ZERO_2),
-    _all_weights("ZeRO 3", f"{ZERO} 3 --backend.precision bf16", ZERO_3_BF16, copies=False),
-    *WITH_ADAPTERS,
-)
-"""On several devices, which vLLM uses too, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model can be trained, and the bytes on each device."""
+    """How a model can be trained, and the bytes."""
 
     way: Way
     loaded: float
     training: float
     sampling: float
-    engine: str = ""
 
     def fits(self, memory: float) -> bool:
         return max(self.loaded, self.training, self.sampling) <= USABLE * memory
@@ -300,131 +274,98 @@ class Plan:
 def alone(model: Sizes, memory: float) -> Plan | None:
     """The plainest way that fits; the engine is the trainer's own module."""
     plans = (
-        Plan(
-            way,
-            way.loaded(model, 1),
-            way.training(model, 1),
-            way.held(model, 1) + SIDE_BY_SIDE * ROW * cache(model),
-        )
-        for way in ALONE
+        Plan(way, way.loaded(model), way.training(model), way.held(model) + SIDE_BY_SIDE * ROW * cache(model)) for way in WAYS
     )
     return next((plan for plan in plans if plan.fits(memory)), None)
-
-
-def together(model: Sizes, memory: float, devices: int) -> Plan | None:
-    """The plainest way that fits, with an engine over as few devices as can hold it."""
-    for way, parts in product(TOGETHER, (1, 2, 4, 8)):
-        share = math.floor((USABLE - way.stays(model, devices) / memory) * 100) / 100
-        flags = f"--engine.tensor-parallel-size {parts} --engine.gpu-memory-utilization {share:.2f}"
-        _, _, training, *others = (sum(amounts) for _, *amounts in phases(model, way, devices, parts))
-        plan = Plan(way, way.loaded(model, devices), training, max(others), flags)
-        if plan.fits(memory):
-            return plan
-    return None
-
-
-def phases(model: Sizes, way: Way, devices: int, parts: int) -> list[tuple[str, float, float, float, float]]:
-    """Bytes on each of some devices that trainer and engines share, phase by phase: the trainer's, the engine's weights, buckets
-    of a sync, the cache.
-    """
-    weights, cached = 2 * model.parameters / parts, SIDE_BY_SIDE * ROW * cache(model) / parts
-    stays = way.stays(model, devices)
-    return [
-        ("the engine starts, alone", 0, weights, 0, cached),
-        ("it sleeps without weights; the model is loaded", way.loaded(model, devices), 0, 0, 0),
-        ("training", way.training(model, devices), 0, 0, 0),
-        ("the engine's weights wake, and a sync brings them", way.held(model, devices), weights, BUCKETS, 0),
-        ("the trainer's data leaves", stays, weights, 0, 0),
-        ("the cache wakes, and the engine samples", stays, weights, 0, cached),
-    ]
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
 def backends_table() -> Iterator[str]:
-    yield from _head("backend", "in a step", "between steps", "in a step, 8 ranks", "64 ranks")
+    yield from _head("backend", "in a step", "between steps", "in a step, 8 ranks")
     for backend, parts in TRAINED.items():
-        yield _row(backend, *map(_formula, (parts, HELD[backend])), *(f"{per_weight(parts, ranks):.1f}" for ranks in (8, 64)))
+        yield _row(backend, *map(_formula, (parts, HELD[backend])), f"{per_weight(parts, 8):.1f}")
 
 
 def _formula(parts: tuple[int, int]) -> str:
     everywhere, shared = parts
-    return " + ".join(filter(None, (str(everywhere) if everywhere else "", f"{shared} / N" if shared else "")))
+    return " + ".join(filter(None, (str(everywhere) if everywhere else "", f"{shared}/N" if shared else "")))
 
 
 def models_table(models: dict[str, Sizes]) -> Iterator[str]:
-    yield from _head(
-        "model", "weights", "all weights, `torch`", "in bfloat16", "in 4 bits", f"LoRA of rank {RANK}", "its training"
-    )
+    yield from _head("model", "weights, 10⁹", "all, `torch`, GB", "in bfloat16", "in 4 bits", f"LoRA of rank {RANK}, 10⁶")
     for name, model in models.items():
         count, lora = model.parameters, RANK * model.adapter
-        whole = [f"{size / GB:.1f} GB" for size in (18 * count, 2 * count, quantized(model))]
-        yield _row(name, f"{count / 1e9:.2f}·10⁹", *whole, f"{lora / 1e6:.1f}·10⁶", f"{adapter(model) / GB:.2f} GB")
+        whole = [f"{size / GB:.1f}" for size in (18 * count, 2 * count, quantized(model))]
+        yield _row(name, f"{count / 1e9:.2f}", *whole, f"{lora / 1e6:.1f}")
 
 
 def tokens_table(models: dict[str, Sizes]) -> Iterator[str]:
-    yield from _head("model", "kept for the backward pass", "with checkpointing", "cache", "logits")
+    yield from _head("model", "kept, kB", "with checkpointing", "cache", "logits")
     for name, model in models.items():
-        kept = [f"{activations(model, each) / 1e3:,.0f} kB" for each in (False, True)]
-        yield _row(name, *kept, f"{cache(model) / 1e3:.0f} kB", f"{4 * model.vocabulary / 1e3:.0f} kB")
+        kept = [f"{activations(model, each) / 1e3:,.0f}" for each in (False, True)]
+        yield _row(name, *kept, f"{cache(model) / 1e3:.0f}", f"{4 * model.vocabulary / 1e3:.0f}")
 
 
 def ways_table() -> Iterator[str]:
     yield from _head("way", "flags")
-    for way in dict.fromkeys((*ALONE, *TOGETHER)):
-        yield _row(way.name, f"`{way.flags}`" if way.flags else "")
+    for way in WAYS:
+        if way.flags:
+            yield _row(way.name, f"`{way.flags}`")
 
 
 def plans_table(models: dict[str, Sizes]) -> Iterator[str]:
-    yield from _head("devices", "model", "way", "loaded", "training", "sampling, or sync", "engine")
-    groups: list[tuple[str, Callable[[Sizes], Plan | None]]] = [
-        ("1 × 24 GB", lambda model: alone(model, 24 * GB)),
-        ("1 × 80 GB", lambda model: alone(model, 80 * GB)),
-        ("8 × 80 GB", lambda model: together(model, 80 * GB, 8)),
-        ("4 × 8 × 80 GB", lambda model: together(model, 80 * GB, 32)),
-    ]
-    for devices, plan_of in groups:
+    yield from _head("device", "model", "way", "loaded", "training", "sampling")
+    for memory in (24, 80):
         for name, model in models.items():
-            if (plan := plan_of(model)) is None:
-                yield _row(devices, name, "does not fit", "", "", "", "")
-            else:
-                amounts = (f"{size / GB:.1f} GB" for size in (plan.loaded, plan.training, plan.sampling))
-                yield _row(devices, name, plan.way.name, *amounts, f"`{plan.engine}`" if plan.engine else "`transformers`")
+            if (plan := alone(model, memory * GB)) is not None:
+                amounts = (f"{size / GB:.1f}" for size in (plan.loaded, plan.training, plan.sampling))
+                yield _row(f"{memory} GB", name, plan.way.name, *amounts)
 
 
-def phases_table(models: dict[str, Sizes]) -> Iterator[str]:
-    name = list(models)[len(models) // 2]
-    yield from _head(f"phase, {name}", "trainer", "engine's weights", "buckets", "cache", "together")
-    for phase, *amounts in phases(models[name], TOGETHER[0], 8, 1):
-        yield _row(phase, *(f"{size / GB:.1f} GB" for size in (*amounts, sum(amounts))))
+FSDP, ZERO_2 = "--backend fsdp", "--backend deepspeed"
+ZERO_3 = "--backend deepspeed --backend.zero-stage 3"
+ADAPTERS = f"--actor.lora.rank {RANK} --actor.quantize 4bit"
+PLANNED = [
+    ("Qwen2.5-7B", 8, 1, FSDP),
+    ("Qwen2.5-7B", 8, 1, ZERO_2),
+    ("Qwen2.5-7B", 32, 1, FSDP),
+    ("Qwen2.5-32B", 8, 2, ADAPTERS),
+    ("Qwen2.5-32B", 32, 2, FSDP),
+    ("Llama-3.1-70B", 8, 8, ADAPTERS),
+    ("Llama-3.1-70B", 32, 8, FSDP),
+    ("Llama-3.1-70B", 32, 8, ZERO_3),
+]
+"""Model, number of devices, those of an engine, and flags, of the plans on the page."""
+TRAINER = ("weights", "gradients", "optimizer")
+"""What a trainer holds between steps, while weights are sent."""
 
 
-PLANNED = [("Qwen2.5-7B", 8, 1), ("Qwen2.5-32B", 16, 4), ("Llama-3.1-70B", 48, 8), ("Llama-3.1-70B", 64, 8)]
-"""Model, number of devices, and those of an engine, of the plans on the page."""
-
-
-def planned(name: str, devices: int, parts: int) -> list[dict[str, Any]]:
+def planned(name: str, devices: int, parts: int, flags: str) -> dict[str, dict[str, Any]]:
     """What ``rlhf plan`` says of each phase."""
     with tempfile.TemporaryDirectory() as directory:
         MODELS[name].save_pretrained(directory)
-        placed = ["--runtime", "ray", "--placement", f"actor+rollout={devices}", "--backend", "fsdp"]
+        placed = ["--runtime", "ray", "--placement", f"actor+rollout={devices}", *flags.split()]
         engine = ["--engine", "vllm", "--engine.sleep", "true", "--engine.tensor-parallel-size", str(parts)]
         model = ["--actor.model", directory, "--actor.gradient-checkpointing", "true"]
-        words = ["plan", "--algo", "grpo", *model, *placed, *engine, "--device", "cuda", "--json"]
+        tokens = ["--train.max-tokens-per-microbatch", str(ROW)]
+        words = ["plan", "--algo", "grpo", *model, *tokens, *placed, *engine, "--device", "cuda", "--json"]
         result = CliRunner().invoke(main_command, words)
     assert result.exit_code == 0, result.output
-    phases: list[dict[str, Any]] = json.loads(result.stdout)["phases"]
-    return phases
+    return {phase["phase"]: phase for phase in json.loads(result.stdout)["phases"]}
 
 
 def planned_table() -> Iterator[str]:
-    parts = ("weights", "gradients", "optimizer", "gathered", "activations", "logits", "engine", "cache", "sync")
-    yield from _head("devices, model", "phase", *parts, "sum")
-    for name, devices, tensor_parallel in PLANNED:
-        for phase in planned(name, devices, tensor_parallel):
-            amounts = (f"{phase['bytes'][part] / GB:.1f}" if part in phase["bytes"] else "" for part in parts)
-            yield _row(f"{devices}, {name}", phase["phase"], *amounts, f"{phase['sum'] / GB:.1f}")
+    phases = ("models are loaded", "training", "weights are sent", "sampling")
+    yield from _head("devices", "model", "flags", "engine over", *phases, "CPU memory, asleep", "at a comparison")
+    for name, devices, parts, flags in PLANNED:
+        plan = planned(name, devices, parts, flags)
+        sent, left = (plan[phase]["bytes"] for phase in ("weights are sent", "sampling"))
+        asleep = sum(sent.get(part, 0) - left.get(part, 0) for part in TRAINER)
+        on_machine = (size * min(MACHINE, devices) for size in (asleep, asleep + sent["engine"]))
+        amounts = (f"{plan[phase]['sum'] / GB:.1f}" for phase in phases)
+        yield _row(f"{devices}", name, f"`{flags}`", f"{parts}", *amounts, *(f"{size / GB:.0f}" for size in on_machine))
 
 
 def tables(models: dict[str, Sizes]) -> dict[str, list[str]]:
@@ -434,8 +375,7 @@ def tables(models: dict[str, Sizes]) -> dict[str, list[str]]:
         "Models": list(models_table(models)),
         "A token": list(tokens_table(models)),
         "Ways": list(ways_table()),
-        "What fits": list(plans_table(models)),
-        "Phases, ZeRO 2 on 8 devices": list(phases_table(models)),
+        "What fits on one device": list(plans_table(models)),
     }
 
 
@@ -452,7 +392,7 @@ def main(directories: Sequence[str]) -> None:
     configs = {path: AutoConfig.from_pretrained(path) for path in directories} or MODELS
     found = tables({name: sizes(config) for name, config in configs.items()})
     if not directories:
-        found["Plans"] = list(planned_table())
+        found["What fits on several"] = list(planned_table())
     for heading, lines in found.items():
         print(f"{heading}\n\n" + "\n".join(lines) + "\n")
 

@@ -43,6 +43,6 @@ python "$(dirname "${BASH_SOURCE[0]}")/wait_for_nodes.py" "$address" "$machines"
 
 "$@" &
 command=$!
-trap 'kill -TERM "$command" 2> /dev/null || true' INT TERM
+trap 'kill -TERM "$command" 2> /dev/null || true' INT TERM USR1
 # A signal ends the first wait; the command then writes its checkpoint.
 wait "$command" || wait "$command"

@@ -13,7 +13,7 @@ from rlhf_host.plugins.discovery import discover, preset_file
 
 from .conftest import DOCS, ROOT
 
-PAGE = (DOCS / "papers.md").read_text()
+PAGE = (DOCS / "recipes.md").read_text().partition("## Papers")[2]
 SETTINGS = re.findall(r"`(--[^`]+)`", PAGE.partition("```")[0])
 
 

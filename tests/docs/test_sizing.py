@@ -60,7 +60,7 @@ def nbytes(tensors):
 def test_the_page_has_the_tables_that_the_program_prints(sizing):
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     models = {name: sizing.sizes(config) for name, config in sizing.MODELS.items()}
-    for heading, table in (sizing.tables(models) | {"Plans": list(sizing.planned_table())}).items():
+    for heading, table in (sizing.tables(models) | {"What fits on several": list(sizing.planned_table())}).items():
         assert "\n".join(table) in "\n".join(lines), f"{heading}: copy it from python scripts/sizing.py"
 
 

@@ -278,7 +278,7 @@ def test_no_cluster_is_made_without_a_token(machine):
     assert machine.calls() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_reaches_the_command_which_has_time_to_save(machine, number, port):
     machine.program("rlhf", SAVES)
     process = machine.start(NODE, "0", "1", f"127.0.0.1:{port}", "rlhf", "train")
@@ -319,7 +319,6 @@ def slurm():
 def test_the_batch_script_runs_the_configuration_or_resumes(machine, given, run, slurm):
     machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
     machine.program("hostname", ADDRESSES)
-    machine.python(f'exec {sys.executable} "$@"')
     process = machine.start("bash", CLUSTER / "slurm.sbatch", *given, SLURM_JOB_NUM_NODES="3", **slurm)
     process.communicate(timeout=30)
     assert process.returncode == 0
@@ -331,7 +330,6 @@ def test_the_batch_script_runs_the_configuration_or_resumes(machine, given, run,
 
 def test_another_address_of_the_first_node_can_be_set(machine, slurm):
     machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
-    machine.python("echo token; exit")
     process = machine.start(
         "bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", HEAD_ADDRESS="localhost", **slurm
     )
@@ -351,12 +349,64 @@ def test_the_batch_script_for_one_machine_asks_for_no_others(machine, slurm):
     machine.program("hostname", ADDRESSES)
     process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", **slurm)
     process.communicate(timeout=30)
-    assert process.returncode != 0  # this stand-in of Python makes no token
-    machine.python("echo token; exit")
-    process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", **slurm)
-    process.communicate(timeout=30)
     assert process.returncode == 0
     assert not [call for call in machine.calls() if call.startswith("srun")]
+
+
+STEP = """#!/bin/bash
+echo "srun $*" >> "$CALLS"
+while [[ $1 == --* ]]; do shift; done
+[ "$2" = 0 ] && exec "$@" || exit 0
+"""
+"""A step that runs where the test does, if it is the first machine's."""
+INSIDE = """#!/bin/bash
+echo "apptainer $*" >> "$CALLS"
+shift 5
+exec "$@"
+"""
+
+
+def test_in_containers_of_apptainer_every_machine_runs_in_one(machine, slurm):
+    machine.program("rlhf", NOTED.replace("NAME", "rlhf"))
+    machine.program("hostname", ADDRESSES)
+    machine.program("apptainer", INSIDE)
+    prefix = "apptainer exec --nv --bind /shared rlhf.sif"
+    process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="2", CONTAINER=prefix, **slurm)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    first, others = f"{prefix} examples/cluster/node.sh 0 2 127.0.0.1:", f" {prefix} examples/cluster/node.sh 1 2 127.0.0.1:"
+    assert [call.startswith("srun ") and others in call for call in machine.calls()].count(True) == 1
+    assert [call.startswith(first) for call in machine.calls()].count(True) == 1
+    assert any(call.startswith("rlhf train --config run.yaml ") for call in machine.calls())
+
+
+def test_in_containers_of_pyxis_the_first_machine_is_a_step_of_srun_too(machine, slurm):
+    machine.program("rlhf", SAVES)
+    machine.program("hostname", ADDRESSES)
+    machine.program("srun", STEP)
+    flags = "--container-image=/shared/rlhf.sqsh --container-mounts=/shared:/shared"
+    process = machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="2", SRUN_FLAGS=flags, **slurm)
+    machine.wait_for("rlhf train")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=30)
+    steps = sorted(call for call in machine.calls() if call.startswith("srun "))
+    assert [flags in step for step in steps] == [True, True]
+    assert steps[0].startswith("srun --nodes=1 --ntasks=1 --exclude=n1 ")
+    assert steps[1].startswith(
+        f"srun --nodes=1 --ntasks=1 --nodelist=n1 --cpus-per-task=96 {flags} examples/cluster/node.sh 0 2 "
+    )
+    assert machine.calls()[-2:] == ["rlhf saves", "ray ended"]
+
+
+def test_every_job_has_a_token_of_its_own(machine, slurm):
+    machine.program("rlhf", f'{NOTED.replace("NAME", "rlhf")}echo "token $RAY_AUTH_TOKEN" >> "$CALLS"\n')
+    machine.program("hostname", ADDRESSES)
+    for _ in range(2):
+        machine.start("bash", CLUSTER / "slurm.sbatch", "run.yaml", SLURM_JOB_NUM_NODES="1", **slurm).communicate(timeout=30)
+    tokens = [call.removeprefix("token ") for call in machine.calls() if call.startswith("token ")]
+    assert all(re.fullmatch("[0-9a-f]{64}", token) for token in tokens)
+    assert len(set(tokens)) == 2
 
 
 # --- the page ---
@@ -382,5 +432,5 @@ def test_what_the_page_watches_are_metrics():
     section = PAGE.read_text().partition("| look at | for |")[2].partition("[Metrics]")[0]
     names = [name for row in section.splitlines() for name in re.findall(r"`([a-z_0-9/]+)`", row.partition(" | ")[0])]
     assert len(names) > 8
-    metrics = (ROOT / "docs/metrics.md").read_text()
-    assert [name for name in names if f"`{name}`" not in metrics] == []
+    (metrics,) = (ROOT / "docs").rglob("metrics.md")
+    assert [name for name in names if f"`{name}`" not in metrics.read_text()] == []

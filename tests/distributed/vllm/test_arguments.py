@@ -31,6 +31,29 @@ SOMETIMES = [
 """Refused in some cases, which tests below go through."""
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
 DRAFT = {"speculative_config": {"model": "small", "num_speculative_tokens": 3}}
+TESTED = {
+    "tensor_parallel_size": ["test_start.py::test_an_engine_on_two_devices_receives_in_both_of_its_workers"],
+    "multiprocess": [
+        "test_process.py::test_a_core_in_its_own_process_samples_what_one_in_this_process_does",
+        "test_process.py::test_it_ends_with_its_host_and_not_before",
+        "test_start.py::test_it_measures_how_full_its_cache_was_and_what_lost_its_place",
+    ],
+    "kv_cache_bytes": ["test_start.py::test_with_a_version_it_serves_the_directorys_weights_in_the_memory_it_is_given"],
+    "max_model_len": ["test_start.py::test_what_it_cannot_serve_it_refuses_at_once"],
+    "max_num_seqs": ["test_vllm.py::test_tokens_follow_the_distribution"],
+    "enable_prefix_caching": ["test_vllm.py::test_after_every_sync_it_samples_from_the_trainers_weights"],
+    "kv_after_sync": [
+        "test_vllm.py::test_kept_keys_and_values_are_never_those_of_later_groups",
+        "test_vllm.py::test_tokens_of_a_request_in_flight_carry_the_version_they_were_sampled_with",
+    ],
+    "seeds": [
+        "test_vllm.py::test_a_completion_depends_on_its_key_not_on_what_else_runs",
+        "test_vllm.py::test_without_seeds_a_key_decides_nothing",
+    ],
+    "kv_cache_dtype": ["test_start.py::test_with_a_cache_of_fewer_bits_its_log_probabilities_are_not_said_to_be_exact"],
+    "async_scheduling": ["test_arguments.py::test_a_core_in_its_own_process_may_be_told_how_to_schedule"],
+}
+"""Option → the tests of this folder that show it."""
 
 
 def rows(heading):
@@ -46,7 +69,7 @@ def names(cell):
 
 
 def functions_in(file):
-    tree = ast.parse((ROOT / file).read_text())
+    tree = ast.parse(file.read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -62,14 +85,11 @@ def test_every_argument_that_the_table_calls_refused_is_refused_by_name_and_no_o
             Vllm.Options(extra={name: 1})
 
 
-def test_every_row_that_was_tested_names_tests_that_exist():
-    table = rows("Passed and tested")
-    assert table
-    for option, _, cell in table:
-        links = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
-        assert links, option
-        for file, test in links:
-            assert test in functions_in(file), f"{option}: {file} has no {test}"
+def test_every_option_that_the_page_calls_tested_has_tests_that_exist():
+    assert [name for row in rows("Passed and tested") for name in names(row[0])] == list(TESTED)
+    for option, places in TESTED.items():
+        for file, _, test in (place.partition("::") for place in places):
+            assert test in functions_in(Path(__file__).parent / file), f"{option}: {file} has no {test}"
 
 
 def test_every_option_of_the_engine_is_in_the_table():
