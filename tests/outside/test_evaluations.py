@@ -17,7 +17,7 @@ from tests.chat_models import save_chat_model
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = ROOT / "build/evaluations/bin"
-PAGE = (ROOT / "docs/after-the-run.md").read_text(encoding="utf-8").partition("## Evaluate elsewhere")[2]
+PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8").partition("## Evaluate elsewhere")[2]
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [
     line
