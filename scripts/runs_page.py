@@ -1,4 +1,4 @@
-"""Run the commands of ``docs/runs.md`` that look at runs again, and write what they print in a terminal of 80 columns into the page.
+"""Run the commands of ``docs/runs.md`` that look at runs, and write what they print in a terminal of 80 columns into the page.
 
     python scripts/runs_page.py
 

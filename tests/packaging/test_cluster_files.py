@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -426,6 +425,19 @@ def test_the_run_of_the_page_can_be_placed_on_one_machine_and_on_two(tiny_model,
         done = CliRunner().invoke(main, [*command, *more])
         assert done.exit_code == 0, done.output
         assert placed in done.output
+
+
+def test_the_layouts_for_32_gpus_can_be_placed(tiny_model, prompts):
+    from rlhf_host.cli.main import main
+
+    rows = (ROOT / "docs/distributed.md").read_text().partition("| model | begin with")[2].partition("\n\n")[0]
+    first, *others = re.findall(r"`(--.*?)`", rows)
+    common = ["train", "--algo", "rloo", "--reward", "math_verifier", "--actor.model", str(tiny_model), "--data", str(prompts)]
+    layouts = [first, *(f"{first} {flags}" for flags in others[:2]), f"--backend fsdp --engine vllm {others[2]} {others[3]}"]
+    for layout, engines in zip(layouts, (32, 16, 4, 16), strict=True):
+        done = CliRunner().invoke(main, [*common, "--runtime", "ray", *shlex.split(layout), "--dry-run"])
+        assert done.exit_code == 0, done.output
+        assert f"({engines} engine" in done.output or f"on {engines} CPUs" in done.output, done.output
 
 
 def test_what_the_page_watches_are_metrics():
