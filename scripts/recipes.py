@@ -63,6 +63,9 @@ class Expected:
     def steps(self) -> str:
         return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
 
+    def __str__(self) -> str:
+        return f"{self.value:g} ± {self.tolerance:g} ({self.steps})"
+
     def measured(self, run: RunDirectory) -> float:
         steps, values = run.curves.get(self.metric, ([], []))
         inside = [value for step, value in zip(steps, values, strict=True) if self.first <= step <= self.last]
@@ -217,7 +220,10 @@ def page(ordered: list[Recipe]) -> str:
         needs = ", ".join(f"`{need}`" if need != "nothing" else need for need in recipe.needs)
         text += f"### {recipe.name} {{ #{recipe.name} }}\n\n{head['about'][0]}\n\n"
         text += f"- **Needs** {needs}. **Data** {'; '.join(head['data'])}. **Reward** {'; '.join(head['reward'])}\n"
-        expected = (f"`{metric}` {steps}" for metric, _, steps in (line.partition(" ") for line in head["expected"]))
+        expected = [
+            f"`{metric}` {', '.join(map(str, figures))}"
+            for metric, figures in groupby(recipe.expected, lambda each: each.metric)
+        ]
         text += f"- **Expect** {'; '.join(expected)}\n"
         text += "".join(f"- {line}\n" for line in head.get("note", [])) + "\n"
     return text + larger(ordered)

@@ -324,20 +324,20 @@ def plans_table(models: dict[str, Sizes]) -> Iterator[str]:
                 yield _row(f"{memory} GB", name, plan.way.name, *amounts)
 
 
-FSDP, ZERO_2 = "--backend fsdp", "--backend deepspeed"
-ZERO_3 = "--backend deepspeed --backend.zero-stage 3"
-ADAPTERS = f"--actor.lora.rank {RANK} --actor.quantize 4bit"
+FSDP, ZERO_2 = ("`fsdp`", "--backend fsdp"), ("`deepspeed`, ZeRO 2", "--backend deepspeed")
+ZERO_3 = ("`deepspeed`, ZeRO 3", "--backend deepspeed --backend.zero-stage 3")
+ADAPTERS = ("`torch`, LoRA", f"--actor.lora.rank {RANK} --actor.quantize 4bit")
 PLANNED = [
-    ("Qwen2.5-7B", 8, 1, FSDP),
-    ("Qwen2.5-7B", 8, 1, ZERO_2),
-    ("Qwen2.5-7B", 32, 1, FSDP),
-    ("Qwen2.5-32B", 8, 2, ADAPTERS),
-    ("Qwen2.5-32B", 32, 2, FSDP),
-    ("Llama-3.1-70B", 8, 8, ADAPTERS),
-    ("Llama-3.1-70B", 32, 8, FSDP),
-    ("Llama-3.1-70B", 32, 8, ZERO_3),
+    ("Qwen2.5-7B", 8, 1, *FSDP),
+    ("Qwen2.5-7B", 8, 1, *ZERO_2),
+    ("Qwen2.5-7B", 32, 1, *FSDP),
+    ("Qwen2.5-32B", 8, 2, *ADAPTERS),
+    ("Qwen2.5-32B", 32, 2, *FSDP),
+    ("Llama-3.1-70B", 8, 8, *ADAPTERS),
+    ("Llama-3.1-70B", 32, 8, *FSDP),
+    ("Llama-3.1-70B", 32, 8, *ZERO_3),
 ]
-"""Model, number of devices, those of an engine, and flags, of the plans on the page."""
+"""Model, number of devices, those of an engine, way and its flags, of the plans on the page."""
 TRAINER = ("weights", "gradients", "optimizer")
 """What a trainer holds between steps, while weights are sent."""
 
@@ -358,14 +358,14 @@ def planned(name: str, devices: int, parts: int, flags: str) -> dict[str, dict[s
 
 def planned_table() -> Iterator[str]:
     phases = ("models are loaded", "training", "weights are sent", "sampling")
-    yield from _head("devices", "model", "flags", "engine over", *phases, "CPU memory, asleep", "at a comparison")
-    for name, devices, parts, flags in PLANNED:
+    yield from _head("N", "model", "backend", "TP", "loaded", "training", "sync", "sampling", "CPU memory")
+    for name, devices, parts, way, flags in PLANNED:
         plan = planned(name, devices, parts, flags)
         sent, left = (plan[phase]["bytes"] for phase in ("weights are sent", "sampling"))
         asleep = sum(sent.get(part, 0) - left.get(part, 0) for part in TRAINER)
         on_machine = (size * min(MACHINE, devices) for size in (asleep, asleep + sent["engine"]))
         amounts = (f"{plan[phase]['sum'] / GB:.1f}" for phase in phases)
-        yield _row(f"{devices}", name, f"`{flags}`", f"{parts}", *amounts, *(f"{size / GB:.0f}" for size in on_machine))
+        yield _row(f"{devices}", name, way, f"{parts}", *amounts, " / ".join(f"{size / GB:.0f}" for size in on_machine))
 
 
 def tables(models: dict[str, Sizes]) -> dict[str, list[str]]:
