@@ -3,7 +3,7 @@
     python scripts/api_snapshot.py            # writes tests/api/snapshot.json
 
 ``tests/api`` holds the snapshot against the code, so that a change of the API is seen in its diff. The rules are in
-``docs/stability.md``.
+``docs/contributing.md``.
 """
 
 from __future__ import annotations

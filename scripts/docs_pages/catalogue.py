@@ -1,4 +1,4 @@
-"""The page of the catalogue, and the list of the project's plugins that comes with the host."""
+"""The project's plugins: what its distributions have, and the list of them that comes with the host."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from rlhf_authoring.certificates import Listed, read
-from rlhf_authoring.index import Index, read_index
+from rlhf_authoring.index import Index
 from rlhf_authoring.signatures import Forged, principal
 
 import rlhf_host
-from docs_pages.markdown import code, options_table, table
-from rlhf_host import UserError, functional
+from rlhf_host import UserError
 from rlhf_host.plugins.about import about
-from rlhf_host.plugins.catalogue import OTHERS
-from rlhf_host.plugins.discovery import GROUPS, HOST, WITHOUT_OPTIONS, PluginInfo, discover, normalised
-from rlhf_host.plugins.options import describe_options, options_model
-from rlhf_host.plugins.selection import load
+from rlhf_host.plugins.discovery import GROUPS, HOST, PluginInfo, discover, normalised
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,40 +61,15 @@ KINDS = {
 }
 
 
-def page() -> str:
-    found = list(published())
-    ours, others = our_index(), read_index(str(OTHERS))
-    parts = [
-        "# Catalogue",
-        "What can be installed. `rlhf plugins search WORD` searches these lists, `rlhf plugins` lists what is installed, and"
-        " `rlhf plugins show NAME` prints the details of one.",
-        "## What to install { #install }",
-        ours.note or "",
-        _to_install(ours),
-        "## Plugins of others { #others }",
-        _to_install(others) if others.distributions else "None is listed yet.",
-        "[How to be listed](plugins/index.md#listed) says how yours gets here.",
-    ]
-    shared = describe_options(functional.PolicyLossOptions)
-    for kind, title in KINDS.items():
-        rows = [info for info in found if info.kind == kind]
-        if not rows:
-            continue
-        parts += [f"## {title} {{ #{kind} }}", table(("name", "distribution", ""), _listed(kind, rows))]
-        if kind == "algo":
-            parts += [
-                "These are the options of the policy loss. An algorithm has them if its table below says so:",
-                options_table(shared),
-            ]
-        if kind not in WITHOUT_OPTIONS:
-            parts += [part for row in rows for part in _options(kind, row)]
-    return "\n\n".join(parts)
-
-
 def projects() -> Iterator[dict[str, Any]]:
     """``[project]`` of every distribution of the repository, the host first."""
-    for path in [ROOT / "pyproject.toml", *sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]:
-        yield tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    for folder in folders().values():
+        yield tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def folders() -> dict[str, Path]:
+    """Returns name → folder of every distribution of the repository, the host first."""
+    return {HOST: ROOT} | {path.parent.name: path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml"))}
 
 
 def published() -> Iterator[PluginInfo]:
@@ -173,35 +144,6 @@ def _host_range(requirements: Sequence[str]) -> str:
     return re.sub(rf"{HOST}(\[.*?\])?", "", stated)
 
 
-def _to_install(index: Index) -> str:
-    rows = []
-    for entry in index.distributions:
-        name = f"[{entry.name}]({entry.homepage})" if entry.homepage else code(entry.name)
-        plugins = ", ".join(f"{plugin.kind} {code(plugin.name)}" for plugin in entry.plugins)
-        rows.append((name, entry.version, code(entry.api), plugins, code(entry.install)))
-    return table(("distribution", "version", "for rlhf-host", "plugins", "install"), rows)
-
-
 def typed(info: PluginInfo) -> str:
     """Returns what chooses the plugin, ``--algo rloo``, or runs the command."""
     return f"{FLAGS[info.kind]} {info.name.replace('.', ' ') if info.kind == 'command' else info.name}".strip()
-
-
-def _listed(kind: str, rows: Sequence[PluginInfo]) -> Iterator[tuple[str, str, str]]:
-    for info in rows:
-        summary = re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", about(info))
-        yield code(typed(info)), code(info.distribution), summary
-
-
-def _options(kind: str, info: PluginInfo) -> Iterator[str]:
-    model = options_model(load(info))
-    options = describe_options(model)
-    heads = f"### {info.name} {{ #{kind}-{info.name} }}"
-    if issubclass(model, functional.PolicyLossOptions):
-        inherited = {option.name: option for option in describe_options(functional.PolicyLossOptions)}
-        own = [option for option in options if inherited.get(option.name) != option]
-        yield heads
-        yield (options_table(own) + "\n\nAlso the options of the policy loss." if own else "The options of the policy loss.")
-    elif options:
-        yield heads
-        yield options_table(options)

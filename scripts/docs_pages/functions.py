@@ -70,7 +70,7 @@ def testing_page() -> str:
         "# Testing",
         prose(inspect.getdoc(rlhf_authoring) or ""),
         "They are in the package `rlhf-authoring`; `rlhf_host.testing` has the same names. `pip install 'rlhf-host[testing]'`"
-        " brings it, and what the tests need besides. [Testing a plugin](../testing.md) shows their use.",
+        " brings it, and what the tests need besides. [Testing a plugin](../plugins/testing.md) shows their use.",
     ]
     for name in rlhf_authoring.__all__:
         value = getattr(rlhf_authoring, name)

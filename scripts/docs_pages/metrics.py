@@ -15,7 +15,8 @@ evaluation before training. Names change only with the major version. Non-finite
 compares this page with a run. Which metrics a run has depends on its settings. Words in capitals stand for names that
 the run chooses.
 
-The page of a run ([Looking at runs](runs.md)) has the same questions, units and sentences.
+The page of a run ([Runs](../runs.md)) has the same questions, units and sentences. What one plugin writes is on
+[its page](plugins/index.md).
 """
 
 TAIL = """## Names

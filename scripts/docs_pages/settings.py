@@ -20,7 +20,7 @@ def page() -> str:
         "Every setting is a flag of `rlhf train`, a key of the YAML file, and a field of the configuration: `--rollout.n 4` is"
         " `rollout: {n: 4}`. Flags override what `--config` names, and a later `--config` an earlier one. Dashes and"
         " underscores are the same. `--print-config` prints the whole configuration of a run, with the options of its plugins."
-        " [The catalogue](../catalogue.md) lists these options.",
+        " [Each plugin's page](plugins/index.md) has these options.",
         "## Plugins",
         table(("flag", "YAML", "default", ""), _choices()),
         "In YAML, write the name of a plugin, or a mapping of `name` and its options: `algo: {name: rloo, clip_eps: 0.2}`. Where"
@@ -103,7 +103,7 @@ def _choices() -> Iterator[tuple[str, str, str, str]]:
         default = code(chosen.get("name") or ", ".join(chosen)) or (
             "follows from engine and runtime" if key == "sync" else "none"
         )
-        yield code(f"--{key}"), code(f"{key}:"), default, f"[{KINDS[kind]}](../catalogue.md#{kind})"
+        yield code(f"--{key}"), code(f"{key}:"), default, f"[{KINDS[kind]}](plugins/index.md#{kind})"
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:

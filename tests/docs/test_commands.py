@@ -115,7 +115,7 @@ def installed(install):
     """All plugins of the pages in ``docs/plugins`` are installed: once, for all metadata is read again where the path changes."""
     with pytest.MonkeyPatch.context() as patch:
         for page in sorted((DOCS / "plugins").glob("*.md")):
-            if page.name != "index.md":
+            if any(block.title == "pyproject.toml" for block in blocks(page)):
                 patch.syspath_prepend(str(install(page).site))
         yield
 
@@ -219,12 +219,12 @@ def check_flags(command, flags):
     shown = rlhf([command, *(flag for flag in flags if not PLACEHOLDER.match(flag)), "--help"])
     assert shown.exit_code == 0, shown.output
     for flag in plain:
-        row = rf"^\s+(?:--[\w-]+, )?{re.escape(flag)}(?:\s|$|,)"
+        row = rf"^\s+(?:--[\w-]+, )?{re.escape(flag)}(?:\s|$|,)|\(default: {re.escape(flag)}\)"
         assert re.search(row, shown.output, re.M), f"{command} has no {flag}\n{shown.output}"
 
 
 def check_plain(words):
-    path = [word for word in words if re.fullmatch(r"[a-z]+", word)][:2] if words[0] == "plugins" else words[:1]
+    path = [word for word in words if re.fullmatch(r"[a-z]+", word)][:2] if words[0] in ("plugins", "data") else words[:1]
     while path:
         shown = rlhf([*path, "--help"])
         if shown.exit_code == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -45,8 +46,10 @@ def test_every_page_is_built_and_stands_in_the_navigation(site):
     nav = set(entries)
     assert len(entries) == len(nav), "a page has one place"
     pages = {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)}
-    listed = {page for page in pages if page.startswith("reference/plugins/")} - {"reference/plugins/index.md"}
-    assert nav == pages - listed, "mkdocs.yml lists every page of docs/ but those of single plugins, and nothing else"
+    listed = {page for page in pages if re.match(r"reference/(plugins/(?!index)|commands/)", page)}
+    assert nav == pages - listed, (
+        "mkdocs.yml lists every page of docs/ but those of single plugins and commands, and nothing else"
+    )
     for page in pages:
         html = site / page.removesuffix(".md") / "index.html"
         assert html.is_file() or (site / page.replace(".md", ".html")).is_file() or page.endswith("index.md")
@@ -61,6 +64,28 @@ def test_names_and_types_in_tables_are_whole(site):
     assert "word-break: normal" in (site / "assets/site.css").read_text(encoding="utf-8")
     assert "assets/site.css" in html
     assert '<span class="name">--train.batch-size</span>' in (site / "reference/names/index.html").read_text(encoding="utf-8")
+
+
+def test_a_phone_shows_rows_of_wide_tables_below_each_other(site):
+    """Tables with sentences are marked, and cells carry their column's head."""
+    html = (site / "reference/plugins/rlhf-plugin-ppo/index.html").read_text(encoding="utf-8")
+    assert "<table data-stacked>" in html
+    assert '<td data-label="default: "><code>1.0</code></td>' in html
+    assert "<td><code>gamma</code></td>" in html
+    assert "table[data-stacked] td" in (site / "assets/site.css").read_text(encoding="utf-8")
+
+
+def test_tables_of_figures_stay_tables():
+    spec = importlib.util.spec_from_file_location("site_hook", ROOT / "scripts/site.py")
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    row = "<table><tr><th>a</th><th>b</th><th>c</th></tr><tr><td>{}</td><td>{}</td><td></td></tr></table>"
+    figures, sentence = row.format("1" * 25, "2" * 25), row.format("1" * 25, "2" * 26)
+    assert hook.on_page_content(figures) == figures
+    assert '<td data-label="b: ">' in hook.on_page_content(sentence)
+    two = sentence.replace("<th>c</th>", "").replace("<td></td>", "")
+    assert "data-stacked" in hook.on_page_content(two)
+    assert "data-label" not in hook.on_page_content(two), "what the only other column says is plain"
 
 
 def test_the_front_page_shows_a_learning_curve(site):

@@ -58,7 +58,7 @@ def test_a_run_directory_has_everything_documented(train, prompts):
     assert {name for name in rows[0] if name.startswith("eval/")} == of_evaluation == rows[2].keys() & of_evaluation
     assert rows[1]["mismatch/max"] < 1e-5
     undescribed = {name for row in rows for name in row if described(name).question == OTHERS}
-    assert undescribed == set(), "write them into metrics.toml of rlhf-runs, from which docs/metrics.md is made"
+    assert undescribed == set(), "write them into metrics.toml of rlhf-runs, from which docs/reference/metrics.md is made"
 
     config = YAML(typ="safe").load((run_dir / "config.yaml").read_text())
     assert config["train"]["steps"] == 2

@@ -1,4 +1,4 @@
-"""The table of metrics, from which the page of a run and docs/metrics.md are made."""
+"""The table of metrics, from which the page of a run and docs/reference/metrics.md are made."""
 
 from __future__ import annotations
 
