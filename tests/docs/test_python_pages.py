@@ -28,7 +28,7 @@ def test_a_script_of_the_python_page_runs(script, last, tiny_model, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in blocks(DOCS / "testing.md") if b.language == "python"], ids=lambda b: b.body[-40:]
+    "block", [b for b in blocks(DOCS / "plugins/testing.md") if b.language == "python"], ids=lambda b: b.body[-40:]
 )
 def test_the_tests_of_the_testing_page_pass(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
