@@ -1,6 +1,6 @@
 """Which tests run at every change, and which only with everything: ``make test`` leaves out what is marked ``slow``.
 
-A row names tests by a pattern over what follows the file, ``test_name[parameters]``; ``docs/contributing.md`` shows the table.
+A row names tests by a pattern over what follows the file, ``test_name[parameters]``, and says why.
 """
 
 from __future__ import annotations

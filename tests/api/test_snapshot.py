@@ -15,7 +15,7 @@ Record the change with
 
     python scripts/api_snapshot.py
 
-and look at the change of tests/api/snapshot.json: docs/stability.md says which are allowed."""
+and look at the change of tests/api/snapshot.json: docs/contributing.md says which are allowed."""
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_a_package_imports_public_names_of_the_host(name):
     files = sorted(SOURCES[name].rglob("*.py"))
     found = {str(path.relative_to(ROOT)): lines for path in files if (lines := private(path.read_text(encoding="utf-8")))}
     assert files
-    assert found == {}, "use a public name (docs/stability.md)"
+    assert found == {}, "use a public name (docs/contributing.md)"
 
 
 @pytest.mark.parametrize(
