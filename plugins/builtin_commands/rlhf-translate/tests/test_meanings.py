@@ -152,7 +152,7 @@ def test_defaults_that_differ_between_the_versions_that_fit_are_said(translated,
                 ("--loss_type hinge --loss_weights 2 --rpo_alpha 1.0", "hinge", 0.5),
                 ("--loss_weights 2 --rpo_alpha 1.0", "sigmoid", 0.5),
                 ("--rpo_alpha 1.0 --loss_type ipo", "ipo", 1.0),
-                ("--rpo_alpha 1.0 --loss_type ipo hinge", None, 1.0),
+                ("--rpo_alpha 1.0 --loss_type ipo hinge", UNSET, 1.0),
             )
         ),
         # the steps of verl begin with 1, those of OpenRLHF with 0 from 0.9.1 on

@@ -66,6 +66,6 @@ def test_scripts_of_trl_that_are_refused(rlhf_here, script, name, reason):
     assert reason in done.output
 
 
-def test_losses_of_mpo_are_refused_by_name(translated, script):
+def test_losses_of_mpo_are_asked_for(translated, script):
     said = translated(script(f"{VLM.format('mpo')} --loss_type sigmoid bco_pair sft --loss_weights 0.8 0.2 1.0\n"))[0]
-    assert "--loss_type sigmoid bco_pair sft (line 1): one loss at a time here, and sft beside it" in said
+    assert "algo.loss: SET THIS (one loss at a time here, and sft beside it, not sigmoid, bco_pair, sft)" in said

@@ -21,6 +21,7 @@ from rlhf_translate.programs import (
     PROJECTS,
     Command,
     Origin,
+    first_program_of,
     mentions,
     origin_of,
     program_of,
@@ -244,12 +245,13 @@ def _nothing_found(path: Path, script: Script, text: str, others: Sequence[str],
 def _command(call: Call, path: Path, origin: Origin) -> Command | str | None:
     """Returns the command, or why it is none although it is a program of a project."""
     words = call.words
-    if words[0].text in SHOWS:
+    if words[0].text in (*SHOWS, "[", "[[", "test"):
         return None
     if told := answer(words):
         return told
     for place, word in enumerate(words):
-        if found := program_of(word.text):
+        after = [each.text.partition("=")[0] for each in words[place + 1 :]]
+        if found := program_of(word.text) or first_program_of(word.text, after):
             project, method = found
             return _of(project, origin.method or method, place + 1, call, path, origin)
         if word.text.rpartition("/")[2] == "trl" and words[place + 1 :] and re.fullmatch(r"[a-z][\w-]*", words[place + 1].text):

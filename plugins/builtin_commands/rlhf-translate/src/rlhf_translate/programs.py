@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rlhf_host import UserError
@@ -33,12 +34,17 @@ _PROGRAMS = {
         r"(?:.*/)?(?:trl[./]scripts[./]|trl[./]experimental[./]\w+[./]|examples/scripts[./](?:\w+/)?)(\w+?)(?:\.py)?"
     ),
     "verl": re.compile(
-        r"(?:.*[./])?(?:verl[./]trainer|verl[./]experimental[./]\w+|recipe[./]\w+)[./]((?:main|fsdp_sft|sft)_\w+?|fully_async_main)(?:\.py)?"
+        r"(?:.*[./])?(?:verl[./]trainer|verl[./]experimental[./]\w+|recipe[./]\w+(?:[./]src)?)[./]((?:main|fsdp_sft|sft)_\w+?|fully_async_main)(?:\.py)?"
     ),
 }
+_FIRST = re.compile(r"(?:.*/)?train_(ppo_ray|ppo|sft|rm|dpo|kto|kd|prm)\.py")
+"""OpenRLHF's programs of 2023, which were files of its examples; others have such names too."""
+_FIRST_OPTIONS = ("--pretrain", "--save_path", "--zero_stage", "--train_batch_size", "--micro_train_batch_size")
+"""Options by which they are recognised."""
 _CALLED = {
     "reward_modeling": "reward",
     "sft_vlm": "sft",
+    "sft_gpt_oss": "sft",
     "dpo_vlm": "dpo",
     "mpo_vlm": "dpo",
     "main_ppo": "ppo",
@@ -123,6 +129,17 @@ def program_of(text: str) -> tuple[str, str] | None:
     return None
 
 
+def first_program_of(text: str, options: Collection[str]) -> tuple[str, str] | None:
+    """Returns OpenRLHF and the method of a file of its early examples.
+
+    Args:
+        options: names after it.
+    """
+    match = _FIRST.fullmatch(text)
+    known = match and sum(name in options for name in _FIRST_OPTIONS) >= 3
+    return ("openrlhf", match[1]) if match and known else None
+
+
 def mentions(text: str) -> bool:
     """Returns True if a text may have a training command in it."""
     return bool(_MENTION.search(text))
@@ -141,6 +158,22 @@ _INSTEAD = {
         for name in ("grpo", "rloo")
     },
     ("trl", "online_dpo_vlm"): "it is --algo online_dpo with --reward here, with pictures in the rows",
+    **{
+        ("trl", name): f"its data and its rewards are in its code; it is {here} here"
+        for name, here in {
+            "gspo": "--algo grpo --algo.loss gspo",
+            "gspo_vlm": "--algo grpo --algo.loss gspo, with pictures in the rows",
+            "maxrl": "--algo maxrl",
+            "grpo_agent": "--algo grpo --agent multi_turn, with the tools in a file of yours,",
+            "grpo_2048": "--algo grpo --agent FILE.py",
+            "async_grpo": "--algo grpo --async-depth N",
+        }.items()
+    },
+    (
+        "trl",
+        "gold",
+    ): "teachers with another tokenizer are not here; with the same one it is --algo distill or on_policy_distill",
+    ("trl", "async_distillation"): "it is --algo on_policy_distill with --teacher.model and --async-depth N here",
     ("trl", "orpo"): "it is --algo dpo --algo.loss orpo here",
     ("trl", "cpo"): "it is --algo cpo here, and CPO-SimPO --algo cpo --algo.loss sigmoid_norm",
     ("trl", "xpo"): "it is --algo xpo --agent xpo with --reward here",

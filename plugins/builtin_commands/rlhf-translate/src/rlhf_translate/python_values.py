@@ -81,6 +81,8 @@ class Values:
             return _OPERATORS[type(value.op)](left, right)
         if (words := self.mapping(value)) is not None:
             return {name: self.literal(inner) for name, inner in words.items()}
+        if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "torch":
+            return value.attr  # a type of numbers, which command lines name so
         literal = ast.literal_eval(value)
         if literal is ...:
             raise ValueError("...")

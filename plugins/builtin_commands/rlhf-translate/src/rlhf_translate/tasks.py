@@ -41,13 +41,13 @@ _TASKS = (
         {"MODEL": "reward_pretrain reward.model_name_or_path reward_model_path", "PORT": "port", "HOST": "host"},
     ),
     _Task(
-        re.compile(rf"{_OPENRLHF}interactive_chat(?:\.py)?"),
+        re.compile(rf"{_OPENRLHF}interactive_chat(?:\.py)?|(?:.*/)?interactive_chat\.py"),
         "talks to a model",
         "rlhf chat {MODEL}",
         {**_MODEL, "MODEL": "pretrain"},
     ),
     _Task(
-        re.compile(rf"{_OPENRLHF}batch_inference(?:\.py)?"),
+        re.compile(rf"{_OPENRLHF}batch_inference(?:\.py)?|(?:.*/)?batch_inference\.py"),
         "samples or scores",
         "rlhf generate --model {MODEL} --data {DATA} --output {FILE} --reward NAME, and rlhf replay FILE for scores alone",
         {**_MODEL, "DATA": "dataset", "FILE": "output_path"},

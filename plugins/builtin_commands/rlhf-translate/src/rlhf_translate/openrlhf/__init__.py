@@ -24,6 +24,8 @@ ALIASES = {
     "best_metric_key": "ckpt.best_metric_key",
     "loss": "model.loss_type",
     "prompt_key": "data.prompt_key",
+    "model_name_or_path": "model.model_name_or_path",
+    "ckpt_save_path": "ckpt.output_dir",
 }
 
 _OF_FSDP = ("ds.param_dtype", "ds.attn_implementation", "ds.enable_sleep")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 
 from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, always, ask, key, lost, same, to
 from rlhf_translate.shared import UNREAD, attention, placed, schedule, sources, trackers
@@ -150,6 +152,36 @@ def _dtype(option: Option, given: Given) -> Outcome:
     return to({"actor.dtype": option.value})
 
 
+_OF_CLASS = {
+    "dtype": "actor.dtype",
+    "torch_dtype": "actor.dtype",
+    "attn_implementation": "actor.attn_implementation",
+    "revision": "actor.revision",
+    "trust_remote_code": "actor.trust_remote_code",
+}
+"""Keyword arguments of a model's class that are settings here."""
+
+
+def _of_class(option: Option, given: Given) -> Outcome:
+    """Handles keyword arguments of the model's class, as JSON or as they are in Python."""
+    if option.is_off or option.value == "{}":
+        return same("none are given")
+    text = re.sub(r"\btorch\.(\w+)", r"'\1'", option.value)
+    try:
+        values = ast.literal_eval(re.sub(r"\b(true|false|null)\b", lambda word: _PYTHONS[word[0]], text))
+        known = {_OF_CLASS[name]: value for name, value in values.items() if name in _OF_CLASS and value is not None}
+    except (ValueError, SyntaxError, AttributeError, TypeError):
+        return lost("keyword arguments of the model's class")
+    others = [name for name in values if name not in _OF_CLASS and name not in _NEEDLESS]
+    if not known:
+        return lost("keyword arguments of the model's class") if others else same("it changes the speed, not the result")
+    return to(known, f"without {', '.join(others)}" if others else "")
+
+
+_PYTHONS = {"true": "True", "false": "False", "null": "None"}
+_NEEDLESS = ("use_cache", "device_map", "low_cpu_mem_usage")
+
+
 def _bf16(option: Option, given: Given) -> Outcome:
     """Handles bf16, which is on in TRL unless fp16 is."""
     if not option.line and given.is_on("fp16"):
@@ -249,6 +281,7 @@ TABLE: Table = {
     "eval_on_start": _at_start,
     "bnb_4bit_quant_type": lambda option, given: same("nf4") if option.value == "nf4" else lost("4 bits are NF4 here"),
     "dtype": _dtype,
+    "model_init_kwargs": _of_class,
     "attn_implementation": attention,
     "use_peft": _use_peft,
     "lora_r": _lora("rank"),

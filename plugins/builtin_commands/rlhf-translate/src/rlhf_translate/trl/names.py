@@ -76,7 +76,7 @@ MISSING = {
     "options of sampling that training could not correct for": (
         "generation_kwargs vllm_guided_decoding_regex vllm_structured_outputs_regex"
     ),
-    "keyword arguments of the model's class": "model_init_kwargs ref_model_init_kwargs",
+    "keyword arguments of the model's class": "ref_model_init_kwargs",
     "the tokenizer and its chat template are those of the model: --data.template FILE for another": (
         "chat_template_path processing_class tokenizer"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_translate.options import PROGRAM, Given, Option, Outcome, Table, key, lost, never, same, shown, switch, to
+from rlhf_translate.options import PROGRAM, Given, Option, Outcome, Table, ask, key, lost, never, same, shown, switch, to
 
 MATTERS = (
     "learning_rate",
@@ -34,7 +34,7 @@ def _preference(option: Option, given: Given) -> Outcome:
     if given.method != "dpo":
         return to({"algo.loss": names[0]}) if len(names) == 1 else lost("one loss at a time here")
     if len(others) != 1 or len(names) > 2:
-        return lost("one loss at a time here, and sft beside it")
+        return ask(f"one loss at a time here, and sft beside it, not {', '.join(names)}", "algo.loss")
     weights = given["loss_weights"].numbers if "loss_weights" in given else [1.0] * len(names)
     if len(weights) != len(names) or not weights[names.index(others[0])]:
         return lost(f"{len(weights)} weights for {len(names)} losses")
@@ -51,14 +51,17 @@ def _losses(given: Given) -> Option:
 
 
 def _weights(option: Option, given: Given) -> Outcome:
-    return same("none, as it is here") if option.is_off else _preference(_losses(given), given)
+    if option.is_off:
+        return same("none, as it is here")
+    outcome = _preference(_losses(given), given)
+    return outcome if outcome.asks is None else lost("see loss_type")
 
 
 def _rpo(option: Option, given: Given) -> Outcome:
     if option.is_off:
         return same("off, as it is here")
     outcome = _preference(_losses(given), given)
-    return to({"algo.nll_coef": option.value}) if outcome.lost else outcome
+    return to({"algo.nll_coef": option.value}) if outcome.lost or outcome.asks is not None else outcome
 
 
 def _smoothing(option: Option, given: Given) -> Outcome:
