@@ -66,7 +66,7 @@ def test_schedules_of_every_backend(translated, script, options, settings):
         ("optim=automodel optim.init_lr_ratio=0.1 optim.lr_warmup_steps=5", "a warm-up begins at 0 here"),
         ("optim=megatron optim.lr_decay_steps=7 trainer.total_training_steps=9", "the schedule ends with the run here"),
         ("engine=megatron engine.tensor_model_parallel_size=2", "an option of megatron, which is not here"),
-        ("engine=mine", "no part of verl itself"),
+        ("engine=mine", "no part of verl 0.9.1"),
     ],
 )
 def test_what_a_schedule_or_part_here_has_not_is_said_with_its_reason(translated, script, option, reason):
@@ -111,6 +111,7 @@ def test_a_distillation_beside_rewards_is_a_penalty_to_the_teacher(translated, s
     many = DISTILL.replace("teacher_model.model_path=T", "one.model_path=T").replace(
         "distillation.teacher", "+distillation.teacher"
     )
+    many += " +distillation.teacher_models.two.model_path=U"
     assert "teacher.model: SET THIS" in translated(script(f"{many} {LOSS}use_task_rewards=False {LOSS}loss_mode=k1"))[0]
 
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 
 from rlhf_translate.options import NONE, Given, Option, Outcome, Table, ask, same
 from rlhf_translate.shared import LAUNCH, UNREAD
-from rlhf_translate.verl import algorithm, batch, correction, distillation, groups, models, schedules, sft
+from rlhf_translate.verl import algorithm, asynchronous, batch, correction, distillation, groups, losses, models, schedules, sft
 
 ALIASES = {
     "custom_reward_function.path": "reward.custom_reward_function.path",
     "custom_reward_function.name": "reward.custom_reward_function.name",
     "reward_model.enable": "reward.reward_model.enable",
     "reward_model.model.path": "reward.reward_model.model_path",
+    "reward_model.model_path": "reward.reward_model.model_path",
+    **distillation.ALIASES,
     "actor_rollout_ref.actor.optim.warmup_style": "actor_rollout_ref.actor.optim.lr_scheduler_type",
     "critic.optim.warmup_style": "critic.optim.lr_scheduler_type",
     "optim.warmup_style": "optim.lr_scheduler_type",
@@ -39,6 +41,7 @@ _MATTERS = (
     *(f"{_MODEL}{name}" for name in ("enable_gradient_checkpointing", "lora_alpha")),
     *(f"critic.optim.{name}" for name in ("lr", "weight_decay", "betas", "lr_warmup_steps_ratio", *schedules.MATTER)),
     *distillation.MATTER,
+    *losses.MATTER,
     *(f"critic.{name}" for name in ("cliprange_value", "model.path", "grad_clip", "model.enable_gradient_checkpointing")),
     *(
         f"trainer.{name}"
@@ -54,18 +57,20 @@ def matters(method: str) -> Sequence[str]:
 
 
 def convert(method: str) -> Table:
-    own = sft.TABLE if method == "sft" else algorithm.TABLE | batch.TABLE | correction.TABLE | models.TABLE
+    own = sft.TABLE if method == "sft" else algorithm.TABLE | batch.TABLE | correction.TABLE | models.TABLE | asynchronous.TABLE
     return LAUNCH | _HYDRA | groups.table(method) | own
 
 
 def _own_file(option: Option, given: Given) -> Outcome:
     """Handles ``--config-name``: one that verl has, one that is here, or another."""
     name = option.value.removesuffix(".yaml")
-    if name in ("ppo_trainer", "sft_trainer", "sft_trainer_engine", "config"):
+    if name in groups.USUAL:
         return same("it is the usual one")
+    if name in groups.ON_IT:
+        return same("verl's own, which is the usual one with what the program needs")
     if any(file.endswith(f"{name}.yaml") for file in given.files):
         return same("its options are translated")
-    if name == "ppo_megatron_trainer":
+    if name in groups.OF_MEGATRON:
         return groups.in_place_of("megatron")
     return ask(f"hydra's own file is not here, so {UNREAD}")
 
@@ -86,6 +91,7 @@ def resolved(options: Sequence[Option], defaults: Mapping[str, tuple[str, ...]])
     Args:
         defaults: defaults of verl.
     """
+    options = distillation.renamed(options)
     known: dict[str, Option] = {name: Option(name, values) for name, values in defaults.items()}
     known |= {option.name: option for option in options}
     return [_look_up(option, option, known, 0) for option in options]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, key, lost, same, shown, to
-from rlhf_translate.shared import aggregation, clip_limits, critic_first
-from rlhf_translate.verl import distillation
+from rlhf_translate.shared import aggregation, critic_first
+from rlhf_translate.verl import distillation, losses
 
 _ACTOR = "actor_rollout_ref.actor."
 
 _ESTIMATORS = {
     "gae": "ppo",
     "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "gdpo": "gdpo",
+    "opo": "opo",
     "rloo": "rloo",
+    "rloo_vectorized": "rloo",
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
 }
@@ -22,7 +28,32 @@ def _estimator(option: Option, given: Given) -> Outcome:
         return same("the teacher is the only signal: see distillation.enabled")
     if option.value not in _ESTIMATORS:
         return ask(f"no algorithm here does what {option.value} does there", "algo.name", algo="grpo")
-    return to({"algo.name": _ESTIMATORS[option.value]})
+    return to({"algo.name": "gmpo" if losses.is_gmpo(given) else _ESTIMATORS[option.value]})
+
+
+def reward_parts(given: Given) -> list[str]:
+    """Returns the keys of the reward function's result that GDPO normalises each by itself."""
+    name = "algorithm.gdpo_reward_keys"
+    return given[name].items if name in given and given["algorithm.adv_estimator"].value == "gdpo" else []
+
+
+def _alias(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _parts(option: Option, given: Given) -> Outcome:
+    names = [f"reward.{_alias(name)}" for name in reward_parts(given)]
+    if not names:
+        return same("only gdpo uses it")
+    why = "each part is a reward of its own here: one function for each"
+    return ask(why, *(f"{name}.name" for name in names), **dict.fromkeys(names, "math_verifier"))
+
+
+def _weights_of_parts(option: Option, given: Given) -> Outcome:
+    names, weights = reward_parts(given), option.numbers
+    if len(names) != len(weights):
+        return same("only gdpo uses it") if not names else lost(f"{len(weights)} weights for {len(names)} rewards")
+    return to({f"reward.{_alias(name)}.weight": weight for name, weight in zip(names, weights, strict=True)})
 
 
 def has_critic(given: Given) -> bool:
@@ -104,8 +135,6 @@ _MODES = {
     "seq-mean-token-sum": "sequence-mean-token-sum",
 }
 
-_LOSSES = {"vanilla": "clip", "gpg": "pg", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo", "dppo_tv": "dppo_tv"}
-
 
 def _aggregation(given: Given) -> str | None:
     mode = given[f"{_ACTOR}loss_agg_mode"].value if f"{_ACTOR}loss_agg_mode" in given else "token-mean"
@@ -116,54 +145,18 @@ def _aggregation(given: Given) -> str | None:
 
 
 def _mode(option: Option, given: Given) -> Outcome:
+    if losses.is_gmpo(given):
+        return same("GMPO is a mean over episodes, there too")
     mode = _aggregation(given)
     if mode is None:
         return lost(f"aggregations that are known here: {', '.join(_MODES)}, seq-mean-token-sum-norm")
-    return aggregation(_loss_mode(given), mode)
-
-
-def _loss_mode(given: Given) -> str:
-    """Handles the loss. Until 0.4.0 there is only one, and no option for it."""
-    name = f"{_ACTOR}policy_loss.loss_mode"
-    return given[name].value if name in given else "vanilla"
-
-
-def _loss(option: Option, given: Given) -> Outcome:
-    if distillation.alone(given):
-        return same("distillation_loss.policy_loss_mode counts")
-    return (
-        to({"algo.loss": _LOSSES[option.value]})
-        if option.value in _LOSSES
-        else ask(f"{option.value} is not here: {', '.join(_LOSSES)} are, and other algorithms", "algo.loss")
-    )
+    return aggregation(losses.mode_of(given), mode)
 
 
 def _critic_warmup(option: Option, given: Given) -> Outcome:
     """Handles the first step in which the actor learns; verl counts steps from 1 (``critic_warmup <= global_steps``)."""
     steps = max(0, int(option.number or 0) - 1)
     return critic_first(steps, has_critic(given), f"the actor learns from step {option.value} on there")
-
-
-_ENDS = tuple(f"{_ACTOR}clip_ratio_{end}" for end in ("low", "high"))
-
-
-def _clips(option: Option, given: Given) -> Outcome:
-    if distillation.alone(given):
-        return same("the limits of the distillation count")
-    low, high = (given[name] if name in given else given[f"{_ACTOR}clip_ratio"] for name in _ENDS)
-    limits = clip_limits(_loss_mode(given), low.value, high.value).settings
-    return to({name: value for name, value in limits.items() if name.endswith("_high") == option.name.endswith("_high")})
-
-
-def _clip(option: Option, given: Given) -> Outcome:
-    """Handles both limits in versions that have no limit for each side."""
-    if distillation.alone(given):
-        return same("the limits of the distillation count")
-    if not any(name in given for name in _ENDS):
-        return clip_limits(_loss_mode(given), option.value, option.value, "both limits")
-    if given.wrote(*_ENDS) or not option.line:
-        return same("both limits are given")
-    return lost("clip_ratio_low and clip_ratio_high, 0.2 by default, override it in verl: set them")
 
 
 def _filter(option: Option, given: Given) -> Outcome:
@@ -188,15 +181,22 @@ def _of_filter(option: Option, given: Given) -> Outcome:
     return _filter(given["algorithm.filter_groups.enable"], given)
 
 
+def _has_critic(option: Option, given: Given) -> Outcome:
+    algorithm = given["algorithm.adv_estimator"].value
+    if "critic.enable" not in given or option.is_off != has_critic(given):
+        return same(f"as {algorithm} has it here")
+    return lost(f"{algorithm} trains {'a' if option.is_off else 'no'} critic here")
+
+
 TABLE: Table = {
-    f"{_ACTOR}clip_ratio": _clip,
-    f"{_ACTOR}clip_ratio_low": _clips,
-    f"{_ACTOR}clip_ratio_high": _clips,
+    **losses.TABLE,
+    "critic.enable": _has_critic,
+    "algorithm.gdpo_reward_keys": _parts,
+    "algorithm.gdpo_reward_weights": _weights_of_parts,
     f"{_ACTOR}use_kl_loss": _kl_loss,
     f"{_ACTOR}kl_loss_coef": _kl_loss,
     f"{_ACTOR}kl_loss_type": _kl_loss,
     f"{_ACTOR}loss_agg_mode": _mode,
-    f"{_ACTOR}policy_loss.loss_mode": _loss,
     f"{_ACTOR}loss_scale_factor": lambda option, given: (
         same("the length of answers") if option.is_off else _mode(given[f"{_ACTOR}loss_agg_mode"], given)
     ),
@@ -212,7 +212,6 @@ TABLE: Table = {
     "algorithm.filter_groups.enable": _filter,
     "algorithm.filter_groups.metric": _of_filter,
     "algorithm.filter_groups.max_num_gen_batches": _refills,
-    f"{_ACTOR}clip_ratio_c": lambda option, given: to({"algo.dual_clip": None if option.is_off else option.value}),
     "critic.cliprange_value": of_critic(key("algo.value_clip")),
     "trainer.critic_warmup": _critic_warmup,
     **distillation.table(_aggregation, _KINDS),

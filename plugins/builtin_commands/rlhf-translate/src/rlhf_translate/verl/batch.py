@@ -6,6 +6,7 @@ import math
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, count, rounded, same, shown, to
 from rlhf_translate.shared import rows_of, run_steps
+from rlhf_translate.verl import asynchronous
 from rlhf_translate.verl.algorithm import of_critic
 
 _ACTOR = "actor_rollout_ref.actor."
@@ -15,7 +16,7 @@ _RATIO_AT_0 = (0, 8)
 
 def batches(given: Given) -> float:
     """Returns the updates of one pass over a batch."""
-    return given.many("data.train_batch_size") / given.many(f"{_ACTOR}ppo_mini_batch_size")
+    return asynchronous.prompts(given) / given.many(f"{_ACTOR}ppo_mini_batch_size")
 
 
 def updates(given: Given) -> int:
@@ -24,7 +25,10 @@ def updates(given: Given) -> int:
 
 
 def minibatches(option: Option, given: Given) -> Outcome:
-    prompts = f"{given['data.train_batch_size'].value} / {given[f'{_ACTOR}ppo_mini_batch_size'].value} prompts"
+    if asynchronous.is_stream(given):
+        batch = int(asynchronous.prompts(given))
+        return to({"train.minibatches": count(batches(given)), "train.batch_size": batch}, "prompts per batch of the trainer")
+    prompts = f"{given[asynchronous.batch_option(given)].value} / {given[f'{_ACTOR}ppo_mini_batch_size'].value} prompts"
     return to({"train.minibatches": count(batches(given))}, f"{prompts}{rounded(batches(given))}")
 
 
@@ -35,9 +39,11 @@ def steps(option: Option, given: Given) -> Outcome:
 def passes(option: Option, given: Given) -> Outcome:
     if "trainer.total_training_steps" in given:
         return same("trainer.total_training_steps overrides it")
+    if asynchronous.is_stream(given) and "rollout.total_rollout_steps" in given:
+        return same("see rollout.total_rollout_steps")
     return run_steps(
         option,
-        given.number("data.train_batch_size"),
+        asynchronous.prompts(given),
         rows_of(given["data.train_files"].texts) if "data.train_files" in given else None,
         given.number("data.train_max_samples"),
     )
@@ -58,7 +64,7 @@ def warmup(role: str, theirs: str) -> Convert:
                 return same("lr_warmup_steps overrides it")
             remark = f"{shown(fixed)} steps of {updates(given)} updates" if updates(given) > 1 else ""
             return to({key: int(fixed) * updates(given)}, remark)
-        run = (
+        run = asynchronous.TABLE["rollout.total_rollout_steps"](given["rollout.total_rollout_steps"], given).settings or (
             steps(given["trainer.total_training_steps"], given).settings
             or passes(given["trainer.total_epochs"], given).settings
         )

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rlhf_translate.options import Convert, Given, Option, Outcome, Table, ask, lost, same, to
 
 _PLACE = "distillation."
 _LOSS = f"{_PLACE}distillation_loss."
 _TEACHER = f"{_PLACE}teacher_models.teacher_model."
+_TEACHERS = f"{_PLACE}teacher_models."
+_POOL = f"{_PLACE}teacher_model.enable_resource_pool"
+ALIASES = {
+    f"{_PLACE}teacher_model.{old}": new
+    for old, new in (
+        *((name, f"{_TEACHER}{name}") for name in ("model_path", "key", "num_replicas")),
+        *((name, f"{_PLACE}{name}") for name in ("n_gpus_per_node", "nnodes")),
+    )
+}
+"""Names before a run could have several teachers."""
 ALGORITHM = "on_policy_distill"
 _CHOICES = ("loss_mode", "topk", "use_task_rewards", "use_policy_gradient")
 _CHUNKS = ("use_chunked_topk", "chunked_topk_chunk_size")
@@ -21,6 +32,32 @@ MATTER = tuple(
     )
 )
 """Options whose defaults matter."""
+
+
+_FIRST = "actor_rollout_ref.distillation."
+_RENAMED = {".path": ".model_path", ".use_policy_loss": ".use_policy_gradient"}
+
+
+def renamed(options: Sequence[Option]) -> list[Option]:
+    """Returns the options with those of distillation under their newest names: its first place was in the actor, and the only
+    teacher of a run may have any name.
+    """
+    places = {option.name: _newest(option.name) for option in options}
+    names = {name.removeprefix(_TEACHERS).partition(".")[0] for name in places.values() if name.startswith(_TEACHERS)}
+    if len(names) == 1:
+        own = f"{_TEACHERS}{names.pop()}."
+        places = {old: name.replace(own, _TEACHER, 1) for old, name in places.items()}
+    return [
+        option if places[option.name] == option.name else replace(option, name=places[option.name], shown=option.text)
+        for option in options
+    ]
+
+
+def _newest(name: str) -> str:
+    if not name.startswith(_FIRST):
+        return name
+    place, dot, last = name.replace(_FIRST, _PLACE, 1).rpartition(".")
+    return f"{place}{_RENAMED.get(dot + last, dot + last)}"
 
 
 def is_on(given: Given) -> bool:
@@ -70,6 +107,8 @@ def _teacher(option: Option, given: Given) -> Outcome:
 
 def devices(given: Given) -> str:
     """Returns the placement of the teacher, if it has devices of its own."""
+    if (pool := given[_POOL]).line and pool.is_off:
+        return ""
     nodes, each = (int(given.number(f"{_PLACE}{name}")) for name in ("nnodes", "n_gpus_per_node"))
     role = "teacher" if alone(given) else "reference"
     return f"{role}={f'{nodes}x' if nodes > 1 else ''}{each}" if is_on(given) and nodes * each else ""
@@ -123,6 +162,7 @@ def table(aggregation: Callable[[Given], str | None], kinds: Mapping[str, str]) 
         f"{_PLACE}enabled": enabled,
         f"{_PLACE}teacher_key": _follows("a run has one teacher here"),
         **{f"{_PLACE}{name}": _follows("placement has the teacher's devices") for name in ("nnodes", "n_gpus_per_node")},
+        _POOL: _follows("placement has the teacher's devices"),
         f"{_TEACHER}model_path": _if_on(_teacher),
         f"{_TEACHER}key": _follows("a run has one teacher here"),
         f"{_TEACHER}num_replicas": _follows("placement has the teacher's devices"),

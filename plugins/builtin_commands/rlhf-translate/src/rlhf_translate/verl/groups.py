@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rlhf_translate.options import PROCESSES, Convert, Given, Option, Outcome, Table, Unknown, lost, same, to
 from rlhf_translate.shared import FSDP, UNREAD
-from rlhf_translate.versions import Groups, groups_of
+from rlhf_translate.versions import Groups, groups_of, versions
 
 _PLACES = {
     "actor": "actor_rollout_ref.actor",
@@ -15,6 +15,17 @@ _PLACES = {
     "model": "actor_rollout_ref.model",
 }
 """Groups whose place has another name, in what is not supervised fine-tuning."""
+USUAL = ("ppo_trainer", "sft_trainer", "sft_trainer_engine", "config")
+"""Hydra's own files of verl."""
+ON_IT = ("one_step_off_ppo_trainer", "fully_async_ppo_trainer", "transfer_queue_ppo_trainer")
+"""Files of verl's other programs: the usual one, and the settings of the program."""
+OF_MEGATRON = (
+    "ppo_megatron_trainer",
+    "one_step_off_ppo_megatron_trainer",
+    "fully_async_ppo_megatron_trainer",
+    "transfer_queue_ppo_megatron_trainer",
+)
+"""The same with Megatron."""
 _OURS = ("fsdp", "dp", "fsdp2")
 """Backends that are FSDP."""
 BACKENDS = ("megatron", "mindspeed", "veomni", "torchtitan", "automodel")
@@ -27,7 +38,7 @@ def chosen(method: str, options: Iterable[Option]) -> Groups:
     said: dict[str, str] = {}
     for option in options:
         name, value = option.name.partition("@")[0], " ".join(option.values).removesuffix(".yaml")
-        if option.name.lstrip("-").replace("-", "_") == "config_name" and value == "ppo_megatron_trainer":
+        if option.name.lstrip("-").replace("-", "_") == "config_name" and value in OF_MEGATRON:
             name, value = "model_engine", "megatron"
         if not option.missing and value in parts.get(name, ()):
             said[name] = value
@@ -52,9 +63,12 @@ def in_place_of(backend: str) -> Outcome:
 def _part(group: str, method: str) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         name = option.value.removesuffix(".yaml")
-        if name not in groups_of("verl")[group]:
-            return lost(f"no part of verl itself, so {UNREAD}")
         backend = backend_of(name)
+        if name not in groups_of("verl")[group]:
+            newest = versions("verl")[-1]
+            if backend and group == "model_engine":
+                return to(FSDP, f"in the place of {backend}, which is not here; it is no part of verl {newest}, so {UNREAD}")
+            return lost(f"no part of verl {newest}, so {UNREAD}")
         if group in ("critic", "ref"):
             return same("the critic and the reference are trained and split like the actor")
         if group == "optim":

@@ -22,8 +22,8 @@ from rlhf_translate.options import (
     to,
 )
 from rlhf_translate.shared import attention, frozen_tower, picture_column, rewards, sequence_parallel, sources, template_kwargs
-from rlhf_translate.verl import distillation, schedules, sharding
-from rlhf_translate.verl.algorithm import of_critic
+from rlhf_translate.verl import asynchronous, distillation, schedules, sharding
+from rlhf_translate.verl.algorithm import of_critic, reward_parts
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}." for name in ("actor", "rollout", "model"))
 
@@ -31,6 +31,8 @@ _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{name}." for name in ("actor", "
 def _reward_function(option: Option, given: Given) -> Outcome:
     if "reward.custom_reward_function.path" not in given:
         return same("no function is given")
+    if reward_parts(given):
+        return same("see algorithm.gdpo_reward_keys: functions here return one number")
     path = given["reward.custom_reward_function.path"]
     named = "reward.custom_reward_function.name" in given
     name = given["reward.custom_reward_function.name"].written if named else "compute_score"
@@ -51,7 +53,7 @@ def _program(option: Option, given: Given) -> Outcome:
     remarks = []
     if "one_step_off_policy" in option.name:
         settings, remarks = {"async_depth": 1}, ["the program samples one batch ahead"]
-    ahead = ("async_depth",) if "fully_async" in option.name else None
+    ahead = ("async_depth",) if asynchronous.is_stream(given) else None
     if ahead:
         remarks = [
             "trainer and engines work at the same time there, so many batches apart (async_training.staleness_threshold)"
@@ -81,25 +83,48 @@ def _turns(option: Option, given: Given) -> Outcome:
         return same("off, as it is here")
     if given[f"{_ROLLOUT}agent.default_agent_loop"].value == "tool_agent":
         return same("the agent is given")
+    return _asks_for_an_agent()
+
+
+def _asks_for_an_agent() -> Outcome:
     return ask(
         "several turns: multi_turn with the tools in a file of yours, or an agent FILE.py", "agent.name", agent="multi_turn"
     )
 
 
+def _has_turns(given: Given) -> bool:
+    """Returns True for agents of several turns: tools alone say it too, because rows or verl's own file may name the agent."""
+    agent = given[f"{_ROLLOUT}agent.default_agent_loop"].value == "tool_agent"
+    return agent or any(_has(given, name) for name in ("enable", *_TOOLS))
+
+
+def _has(given: Given, name: str) -> bool:
+    """Returns True for a setting of turns that is on, and for one whose file is where only the script's user knows."""
+    return bool(given[f"{_TURNS}{name}"].missing) or given.is_on(f"{_TURNS}{name}")
+
+
+def _tools(option: Option, given: Given) -> Outcome:
+    told = _has(given, "enable") or given[f"{_ROLLOUT}agent.default_agent_loop"].value == "tool_agent"
+    first = next((f"{_TURNS}{name}" for name in _TOOLS if _has(given, name)), "")
+    if told or option.name != first:
+        return _of_turns(option, given)
+    return _asks_for_an_agent()
+
+
 def _of_turns(option: Option, given: Given) -> Outcome:
-    if option.is_off or not given.is_on(f"{_ROLLOUT}multi_turn.enable"):
+    if option.is_off or not _has_turns(given):
         return same("there is one turn")
     return lost("tools and replies of the user belong to the agent: --agent multi_turn, or --agent FILE.py")
 
 
 def _most_turns(option: Option, given: Given) -> Outcome:
-    if option.is_off or not given.is_on(f"{_ROLLOUT}multi_turn.enable"):
+    if option.is_off or not _has_turns(given):
         return same("there is one turn")
     return to({"agent.max_turns": option.written})
 
 
 def _overlong(name: str) -> Convert:
-    """Handles DAPO's overlong reward, under one of its three places."""
+    """Handles DAPO's overlong reward, under one of its places."""
 
     def convert(option: Option, given: Given) -> Outcome:
         place = option.name.rpartition(".")[0]
@@ -130,11 +155,30 @@ def _ranks(given: Given) -> float:
 def _place(option: Option, given: Given) -> Outcome:
     nodes, each = (int(given.many(f"trainer.{name}")) for name in ("nnodes", "n_gpus_per_node"))
     places = [("actor+rollout", nodes, each)]
-    if given.wrote("rollout.n_gpus_per_node", "rollout.nnodes"):  # programs whose engines have devices of their own
-        own, of_each = (int(given.many(f"rollout.{name}")) for name in ("nnodes", "n_gpus_per_node"))
+    if place := asynchronous.engines_place(given):
+        own, of_each = (int(given.many(f"{place}{name}")) for name in ("nnodes", "n_gpus_per_node"))
         places = [("actor", nodes, each), ("rollout", own, of_each)]
     roles = [f"{role}={f'{count}x' if count > 1 else ''}{devices}" for role, count, devices in places]
     return to({"runtime.name": "ray", "placement": list(filter(None, [*roles, distillation.devices(given)]))})
+
+
+def _of_engines(option: Option, given: Given) -> Outcome:
+    """Handles devices of the engines alone."""
+    return _place(option, given) if asynchronous.engines_place(given) else same("engines have the trainer's devices")
+
+
+def _sleep(option: Option, given: Given) -> Outcome:
+    if asynchronous.engines_place(given):
+        return same("engines have devices of their own, and no reason to sleep")
+    return _of_vllm("sleep")(option, given)
+
+
+def _device(option: Option, given: Given) -> Outcome:
+    if option.missing or option.is_off or option.value in ("cuda", "gpu", "auto"):
+        return same("the devices of the machine are found")
+    return (
+        to({"actor.device": "cpu"}) if option.value == "cpu" else lost(f"devices here are GPUs and the CPU, not {option.value}")
+    )
 
 
 def _engine(option: Option, given: Given) -> Outcome:
@@ -200,6 +244,12 @@ def _lora(name: str) -> Convert:
         return to({f"actor.lora.{name}": option.texts if name == "targets" else option.written})
 
     return convert
+
+
+def _excluded(option: Option, given: Given) -> Outcome:
+    if option.is_off or not given.number(f"{_MODEL}lora_rank"):
+        return same("none are named" if option.is_off else "no adapter is trained")
+    return lost("the maps that get adapters are named: --actor.lora.targets")
 
 
 def _name_of(place: str, given: Given) -> tuple[str, str]:
@@ -293,7 +343,6 @@ def betas(role: str, place: str) -> Convert:
 
 TEMPLATE_VALUES = ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking", "clear_thinking")
 """Values that chat templates of published models read."""
-_AHEAD = "sampling ahead of training: --async-depth"
 
 
 def _template_values(given: Given) -> list[str]:
@@ -346,8 +395,10 @@ def _extra(option: Option, given: Given) -> Outcome:
     names = [
         name for name in ("max_num_batched_tokens", "enable_chunked_prefill", "swap_space") if given.wrote(f"{_ROLLOUT}{name}")
     ]
-    if given[f"{_ROLLOUT}name"].value != "vllm":
-        return same("no vLLM samples") if given[f"{_ROLLOUT}name"].value == "hf" else lost("an option of another engine")
+    name = given[f"{_ROLLOUT}name"]
+    engine = "vllm" if name.missing else name.value  # which a command that names none is asked for
+    if engine != "vllm":
+        return same("no vLLM samples") if engine == "hf" else lost("an option of another engine")
     values = {name: _json(given[f"{_ROLLOUT}{name}"].value) for name in names}
     return to({"engine.extra": values})
 
@@ -372,20 +423,14 @@ def _position(option: Option, given: Given) -> Outcome:
     return same("before A, as it is here") if option.value == "pre" else lost("dropout after B; here it is before A")
 
 
-def _every(name: str) -> Convert:
-    def convert(option: Option, given: Given) -> Outcome:
-        if name == "eval.every" and "data.val_files" not in given:
-            return same("nothing is evaluated")
-        return to({name: max(0, int(option.number or 0))})
-
-    return convert
-
-
 _OVERLONG = (
-    "reward_model.overlong_buffer",
+    *(f"{place}.overlong_buffer" for place in ("reward_model", "custom_reward_function")),
     *(f"{place}.reward_kwargs.overlong_buffer_cfg" for place in ("reward_model", "reward")),
 )
 _TURNS = f"{_ROLLOUT}multi_turn."
+_TOOLS = ("tool_config_path", "interaction_config_path", "function_tool_path")
+"""Options without which an answer has one turn."""
+_OF_VEOMNI = sharding.options(f"{_ACTOR}veomni.", f"{_ACTOR}strategy", _ranks, samples=True)
 
 TABLE: Table = {
     PROGRAM: _program,
@@ -443,10 +488,20 @@ TABLE: Table = {
         f"data.apply_chat_template_kwargs.{name}": lambda option, given: to({"data.template_kwargs": _template_values(given)})
         for name in TEMPLATE_VALUES
     },
-    "trainer.v1.trainer_mode": lambda option, given: (
-        same("off, as it is here") if option.value in ("sync", "colocate") or option.is_off else lost(_AHEAD)
+    "trainer.device": _device,
+    **{name: switch({"actor.trust_remote_code": True}) for name in ("data.trust_remote_code", f"{_MODEL}trust_remote_code")},
+    "data.val_max_samples": lambda option, given: (
+        to({"eval.data.max_samples": option.value}) if (option.number or -1) > 0 else same("all rows")
     ),
-    f"{_MODEL}trust_remote_code": switch({"actor.trust_remote_code": True}),
+    f"{_MODEL}exclude_modules": _excluded,
+    **{
+        f"{_ACTOR}veomni.{name}": _OF_VEOMNI[f"{_ACTOR}veomni.{name}"]
+        for name in ("param_offload", "optimizer_offload", "fsdp_size")
+    },
+    f"{_ACTOR}veomni.ulysses_parallel_size": sequence_parallel("actor"),
+    f"{_ACTOR}automodel_config.activation_checkpointing": lambda option, given: to(
+        {"actor.gradient_checkpointing": not option.is_off}
+    ),
     f"{_MODEL}override_config.attn_implementation": attention,
     f"{_MODEL}lora_rank": _lora("rank"),
     f"{_MODEL}lora_alpha": _lora("alpha"),
@@ -456,14 +511,12 @@ TABLE: Table = {
     f"{_TURNS}enable": _turns,
     f"{_TURNS}max_assistant_turns": _most_turns,
     f"{_TURNS}max_turns": _most_turns,
-    **{
-        f"{_TURNS}{name}": _of_turns
-        for name in ("tool_config_path", "interaction_config_path", "function_tool_path", "max_user_turns", "format")
-    },
+    **{f"{_TURNS}{name}": _of_turns for name in ("max_user_turns", "format")},
+    **{f"{_TURNS}{name}": _tools for name in _TOOLS},
     f"{_ROLLOUT}tensor_model_parallel_size": _of_vllm("tensor_parallel_size"),
     f"{_ROLLOUT}gpu_memory_utilization": _of_vllm("gpu_memory_utilization"),
     f"{_ROLLOUT}enforce_eager": _of_vllm("enforce_eager"),
-    f"{_ROLLOUT}free_cache_engine": _of_vllm("sleep"),
+    f"{_ROLLOUT}free_cache_engine": _sleep,
     f"{_ROLLOUT}enable_prefix_caching": _of_vllm("enable_prefix_caching"),
     f"{_ROLLOUT}max_num_seqs": _of_vllm("max_num_seqs"),
     f"{_ROLLOUT}max_model_len": lambda option, given: (
@@ -484,7 +537,7 @@ TABLE: Table = {
         for place in _OVERLONG
         for theirs, ours in (("enable", "enable"), ("len", "buffer"), ("penalty_factor", "factor"))
     },
-    **{f"{place.rpartition('.')[0]}.max_resp_len": _overlong("max_length") for place in _OVERLONG[1:]},
+    **{f"{place.rpartition('.')[0]}.max_resp_len": _overlong("max_length") for place in _OVERLONG[2:]},
     "critic.model.path": of_critic(key("critic.model")),
     "critic.model.enable_gradient_checkpointing": of_critic(
         lambda option, given: to({"critic.gradient_checkpointing": not option.is_off})
@@ -496,10 +549,9 @@ TABLE: Table = {
     "trainer.val_only": _val_only,
     "trainer.nnodes": _place,
     "trainer.n_gpus_per_node": _place,
-    "rollout.nnodes": _place,
-    "rollout.n_gpus_per_node": _place,
-    "trainer.save_freq": _every("checkpoint.every"),
-    "trainer.test_freq": _every("eval.every"),
+    **{f"{place}{name}": _of_engines for place in ("rollout.", _ROLLOUT) for name in ("nnodes", "n_gpus_per_node")},
+    "trainer.save_freq": asynchronous.every("checkpoint.every"),
+    "trainer.test_freq": asynchronous.every("eval.every"),
     "trainer.max_actor_ckpt_to_keep": lambda option, given: to({"checkpoint.keep": int(option.number or 0)}),
     "trainer.logger": trackers,
     "trainer.project_name": project,

@@ -51,7 +51,7 @@ NEEDLESS = {
         "trainer.remove_previous_ckpt_in_save"
     ),
     "rlhf train starts its processes itself": (
-        "ray_init* ray_kwargs* trainer.ray_wait_register_center_timeout trainer.device trainer.nccl_timeout transfer_queue.*"
+        "ray_init* ray_kwargs* trainer.ray_wait_register_center_timeout trainer.nccl_timeout transfer_queue.*"
     ),
     "the model's processor sizes pictures": "data.image_patch_size",
     "all columns are kept, for rewards and agents": (
@@ -63,19 +63,21 @@ NEEDLESS = {
         "reward_model.reward_kwargs.overlong_buffer_cfg.log reward.reward_kwargs.overlong_buffer_cfg.log "
         "reward_model.overlong_buffer.log"
     ),
+    "it is about verl's own tokens of turns": "data.ignore_input_ids_mismatch",
+    "adapters begin so here": "*.lora.lora_A_init_method",
     "the number of steps follows from the run": "*.optim.total_training_steps optim.total_training_steps",
     "the KL penalty is not in the loss of a critic": "critic.loss_agg_mode critic.loss_scale_factor",
 }
 """Reason for needing no setting → names, or patterns of names."""
 
 MISSING = {
-    "sampling ahead of training: --async-depth": "trainer.v1.* async_training.* rollout.total_rollout_steps rollout.test_freq",
+    "sampling ahead of training: --async-depth": "trainer.v1.* async_training.*",
     "devices of the reward model: --placement reward=N": (
         "reward_model.nnodes reward_model.n_gpus_per_node reward.reward_model.nnodes reward.reward_model.n_gpus_per_node "
         "*.enable_resource_pool"
     ),
     "minibatches in the order of the batch": "*.actor.shuffle critic.shuffle *.data_loader_seed",
-    "as many tasks are drawn as a batch needs": "algorithm.filter_groups.max_inflight_gen_batches data.gen_batch_size",
+    "as many tasks are drawn as a batch needs": "algorithm.filter_groups.max_inflight_gen_batches",
     "one setting for all rows: --data.template-kwargs enable_thinking=false": (
         "data.enable_thinking_* data.multiturn.enable_thinking_key"
     ),
@@ -101,30 +103,35 @@ MISSING = {
     "parts of a model that are not trained: --actor.freeze PATTERN": "*.freeze_vision* *freeze_language_model",
     "losses that are not here": "*.policy_loss.*_* algorithm.pf_ppo* algorithm.use_pf_ppo",
     "the teacher computes with its weights in the trainer here, without an engine": (
-        "distillation.teacher_models.teacher_model.* distillation.teacher_[!m]*"
+        "distillation.teacher_models.teacher_model.* distillation.teacher_model.* distillation.teacher_[!m]*"
     ),
     "a run has one teacher here, for all rows: --teacher.model": "distillation.teacher_models.*",
     "--algo on_policy_distill has no such option": "distillation.* actor_rollout_ref.rollout.distill*",
-    "training of quantized weights": "*.qat.* *quantization*",
-    "heads that predict several tokens": "*.mtp* *mtp.*",
-    "replaying the choices of a router": "*.router_replay* *routing_replay*",
     "an option of another engine": "*.engine_kwargs.sglang* *.engine_kwargs.trtllm*",
     "vLLM's own options: --engine.extra": (
         "actor_rollout_ref.rollout.engine_kwargs* actor_rollout_ref.rollout.*parallel_size*"
     ),
+    "training of quantized weights": "*.qat.* *quantization*",
+    "heads that predict several tokens": "*.mtp* *mtp.*",
+    "replaying the choices of a router": "*.router_replay* *routing_replay*",
     "an agent of your own: --agent FILE.py": (
         "actor_rollout_ref.rollout.agent.* actor_rollout_ref.rollout.multi_turn.* actor_rollout_ref.rollout.chat_scheduler "
         "data.tool_config_path data.function_tool_path data.continuous_token*"
     ),
     "programs run in --reward code_exec's own jail": "*sandbox_fusion*",
-    "code of your own: --data FILE.py:FUNCTION": "data.custom_cls* data.sampler* data.chat_template *.custom_chat_template",
+    "another chat template: --data.template FILE": "data.chat_template *.custom_chat_template",
+    "code of your own: --data FILE.py:FUNCTION": "data.custom_cls* data.sampler*",
     "storage outside the run directory": "trainer.default_hdfs_dir",
     "to go on with a run: rlhf train --resume RUN_DIR": "trainer.resume_from_path trainer.resume_path",
     "keyword arguments of the model's class": "*.override_config* *.external_lib *.hf_config_path",
     "sampling tokens beyond the end of an answer": "actor_rollout_ref.rollout.ignore_eos",
     "skipping rollouts: --from-trajectories": "skip.*",
+    "Megatron's names of linear maps: --actor.lora.targets has those of transformers": "*.lora.target_modules",
+    "adapters have the type that --actor.dtype and --train.autocast give them": "*.lora.dtype",
     "adapters of other kinds": "*.lora.* *.lora_adapter_path *.exclude_modules critic.model.target_modules",
     "arguments of the reward function: give them as defaults in its file": "*custom_reward_function.reward_kwargs.*",
-    "the reward model is a scorer, not a server of answers": "reward.reward_model.* reward_model.rollout.* reward_model.*",
+    "a reward model scores with its weights in a role of the run here, without an engine": (
+        "reward.reward_model.* reward_model.rollout.* reward_model.*"
+    ),
 }
 """Meaning → names, or patterns of names. The first match counts."""

@@ -159,6 +159,9 @@ TABLE: Table = {
     "model.partial_pretrain": key("actor.model"),
     "model.path": key("actor.model"),
     "model.enable_gradient_checkpointing": lambda option, given: to({"actor.gradient_checkpointing": not option.is_off}),
+    "model.tokenizer_path": lambda option, given: (
+        same("the model's") if option.is_off else to({"actor.tokenizer": option.written})
+    ),
     "model.trust_remote_code": switch({"actor.trust_remote_code": True}),
     "model.use_liger": switch({"kernels.name": "liger"}),
     "model.lora_rank": _lora("rank"),

@@ -97,8 +97,9 @@ def _given_up(option: Option, given: Given) -> Outcome:
 def _of_weights(option: Option, given: Given) -> Outcome:
     if option.is_off:
         return same("float32, as it is here")
-    if option.value in _TYPES:
-        return to({"actor.dtype": _TYPES[option.value]})
+    known = {**_TYPES, "fp16": "float16", "float16": "float16"}
+    if option.value in known:
+        return to({"actor.dtype": known[option.value]})
     return lost("types here: float32, bfloat16, float16")
 
 
