@@ -86,11 +86,10 @@ class Console:
         for notice in context.notices:
             self._line(Text(visible(notice), "dim"))
         if self._terminal.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            remaining = (TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
+            done = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            left = (TextColumn("ETA"), TimeRemainingColumn(elapsed_when_finished=False))
             # By default only the last 30 seconds count, and a step may take longer.
-            settings: dict[str, Any] = {"transient": True, "speed_estimate_period": math.inf}
-            self._progress = Progress(*columns, *remaining, console=self._terminal, **settings)
+            self._progress = Progress(*done, *left, console=self._terminal, transient=True, speed_estimate_period=math.inf)
             self._progress.add_task("steps", total=self._steps or None, completed=max(context.resume_step, 0))
             self._progress.start()
 
@@ -108,10 +107,9 @@ class Console:
 
     @hookimpl
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        shown = spread(trajectories, self._show) if has_samples(split, step, self.options.every) else []
-        if not shown:
+        if not (trajectories and self._show and has_samples(split, step, self.options.every)):
             return
-        rows = [self._cells(trajectory) for trajectory in shown]
+        rows = [self._cells(trajectory) for trajectory in spread(trajectories, self._show)]
         if not self._terminal.is_terminal:
             for prompt, completion, label, reward in rows:
                 # Escaped already.
@@ -140,10 +138,9 @@ class Console:
         """Returns True if the step has a line: on a terminal all have; elsewhere the last, evaluated ones, and one in a while."""
         now = time.monotonic()
         due = evaluated or step == self._steps or now - self._told >= self.options.seconds
-        if due or self._terminal.is_terminal:
+        if due := due or self._terminal.is_terminal:
             self._told = now
-            return True
-        return False
+        return due
 
     def _cells(self, trajectory: Trajectory) -> tuple[str, str, str, str]:
         texts = (shorten(visible(text), self.options.width) for text in sample_texts(trajectory, self._tokenizer))

@@ -17,7 +17,7 @@ from rlhf_host.errors import UserError
 from rlhf_host.hookspecs import hookimpl
 from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.needs import Outcome, RunContext
-from rlhf_host.trackers.records import prompt_text, setting
+from rlhf_host.trackers.records import prompt_text, setting, spread
 from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, provenance, record
 
@@ -78,7 +78,7 @@ class JsonLines:
     def log_trajectories(self, step: int, split: str, trajectories: Sequence[Trajectory]) -> None:
         if self._run_dir is None or not self._every or not trajectories or (split == "train" and step % self._every):
             return
-        rows = trajectories[: self._limit or None]
+        rows = spread(trajectories, self._limit or len(trajectories), first=True)
         folder = self._run_dir / "trajectories"
         folder.mkdir(exist_ok=True)
         origin = provenance(self._config, split) if self._tokens else {}

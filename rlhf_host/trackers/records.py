@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,9 +60,7 @@ def sample_texts(trajectory: Trajectory, tokenizer: Any = None) -> tuple[str, st
     """Returns the prompt; the text after it, observations included, empty if nothing can decode it; and the label, empty
     without one. With a tokenizer the texts are what the model saw and wrote, special tokens included.
     """
-    label = trajectory.task.ground_truth
-    if "label" in trajectory.columns:
-        label = f"{trajectory.columns['label']:g}"
+    label = f"{trajectory.columns['label']:g}" if "label" in trajectory.columns else trajectory.task.ground_truth
     prompt, completion = prompt_text(trajectory), ""
     if tokenizer is not None:
         completed = trajectory.completion
@@ -109,11 +108,21 @@ def has_samples(split: str, step: int, every: int) -> bool:
     return split != "train" or step <= 1 or step % every == 0
 
 
-def spread(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """Returns ``count`` of them, evenly spaced, so that they come from several groups."""
-    total = len(trajectories)
-    count = min(count, total)
-    return [trajectories[i * total // count] for i in range(count)]
+def spread(trajectories: Sequence[Trajectory], count: int, *, first: bool = False) -> list[Trajectory]:
+    """Returns ``count`` of them in their order. If they are two or more, one has the highest reward there is, and one the lowest.
+
+    Args:
+        first: the first ones; groups with such a reward take the place of the last. Default: evenly spaced, so that they come from
+            several groups.
+    """
+    count = min(count, len(trajectories))
+    places = [place if first else place * len(trajectories) // count for place in range(count)]
+    rewards = [math.nan if (value := number(row.reward)) is None else value for row in trajectories]
+    judged = [place for place, value in enumerate(rewards) if math.isfinite(value)] if count > 1 else []
+    ends = [min(judged, key=lambda place: (sign * rewards[place], place not in places)) for sign in (1, -1) if judged]
+    ids = {trajectories[place].group_id for place in ends if first and place not in places}
+    mates = [place for place, row in enumerate(trajectories) if row.group_id in ids]
+    return [trajectories[place] for place in sorted([*dict.fromkeys([*ends, *mates, *places])][:count])]
 
 
 def sample_rows(

@@ -215,6 +215,9 @@ def test_best_and_worst_only_where_rewards_differ(rlhf_here, make):
     assert shown.count("best answer of step 20") == shown.count("worst answer of step 20") == 2
     file.write_text("".join(json.dumps(row | {"reward": 1.0}) + "\n" for row in rows))
     shown = rlhf_here("show", run).stdout
+    assert "worst answer of step 20 (eval): reward 0" in shown, "it is looked for in the last evaluation"
+    (run / "trajectories/eval-step-000020.jsonl").unlink()
+    shown = rlhf_here("show", run).stdout
     assert "All 4 answers of step 20 (train) that were saved have the same reward, 1:" in shown
     assert shown.count("\nanswer of step 20 (train): reward 1") == 2
     assert "best answer" not in shown

@@ -114,7 +114,8 @@ def _values(runs: Sequence[RunDirectory], names: Sequence[str], metric: str, wid
 
 
 def _answers(runs: Sequence[RunDirectory], names: Sequence[str], count: int) -> Iterator[str]:
-    """Yields answers of the last step of each run that has any of the same tasks, evaluations first."""
+    """Yields answers of the last step of each run that has any of the same tasks, evaluations first, and before others those to
+    which the runs got different rewards."""
     for split in ("eval", "train"):
         answers = []
         for run in runs:
@@ -126,6 +127,7 @@ def _answers(runs: Sequence[RunDirectory], names: Sequence[str], count: int) -> 
                 found.setdefault((row.get("source"), row.get("task"), str(row.get("prompt"))), (last, row))
             answers.append(found)
         common = [key for key in answers[0] if all(key in other for other in answers[1:])] if count else []
+        common.sort(key=lambda key: len({found[key][1].get("reward") for found in answers}) == 1)  # the others keep their order
         for key in common[:count]:
             yield ""
             yield f"prompt ({split}, label {answers[0][key][1].get('label')})  {short(key[2])}"

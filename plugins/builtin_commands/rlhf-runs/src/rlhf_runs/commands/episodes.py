@@ -12,6 +12,7 @@ import click
 
 from rlhf_host import UserError
 from rlhf_host.commands import near_matches, visible
+from rlhf_host.trackers import spread
 
 if TYPE_CHECKING:
     from rlhf_host import Trajectory
@@ -26,7 +27,9 @@ KINDS = {"prompt": "prompt", "action": "answer", "observation": "seen"}
 @click.option("--step", type=int, help="Of this step; default: the last one there is.")
 @click.option("--episode", help="Only this episode, by its id.")
 @click.option("--count", type=click.IntRange(0), default=3, show_default=True, help="So many episodes; 0: all.")
-@click.option("--worst", is_flag=True, help="Sort by reward, lowest first; default: in their order.")
+@click.option(
+    "--worst", is_flag=True, help="Those of the lowest reward, lowest first; default: of several groups, one of them wrong."
+)
 @click.option(
     "--chars",
     type=click.IntRange(0),
@@ -53,9 +56,11 @@ def episodes(place: Path, step: int | None, episode: str | None, count: int, wor
     if episode is not None and episode not in by_episode:
         raise UserError(f"--episode {episode}: step {found.step} has no such episode{near_matches(episode, by_episode)}")
     names = [episode] if episode is not None else list(by_episode)
+    least = {name: min(by_episode[name], key=_worth) for name in names}
     if worst:
-        names.sort(key=lambda name: min(_worth(row) for row in by_episode[name]))
-    shown = names[: count or None]
+        shown = sorted(names, key=lambda name: _worth(least[name]))[: count or None]
+    else:
+        shown = [row.episode_id for row in spread([*least.values()], count or len(names))]
     for name in shown:
         click.echo("\n".join(map(visible, _episode(name, by_episode[name], chars))) + "\n")
     click.echo(f"{len(shown)} of {len(names)} episodes of step {found.step} ({found.split})", err=True)

@@ -105,14 +105,13 @@ def _changes(run: RunDirectory, width: int) -> Text:
 
 
 def _samples(run: RunDirectory, count: int) -> Iterator[str]:
-    places = [place for place in run.trajectories if place[0] == "train"] or list(run.trajectories)
+    last = {split: (split, step) for split, step in run.trajectories}
+    places = [last[split] for split in ("train", "eval") if split in last] or [*last.values()][-1:]
     if not places or not count:
         return
-    split, step = places[-1]
-    folder = run.trajectories[split, step].parent
-    rows = [row for row in run.rows(split, step) if isinstance(row.get("reward"), int | float)]
-    rows.sort(key=lambda row: -row["reward"])
-    differ = bool(rows) and rows[0]["reward"] > rows[-1]["reward"]
+    found = [(place, _judged(run, place)) for place in places]
+    (split, step), rows = next((each for each in found if _differ(each[1])), found[0])
+    folder, differ = run.trajectories[split, step].parent, _differ(rows)
     higher = [row for row in rows if row["reward"] > rows[-1]["reward"]] if differ else rows
     best = list({_asked(row): row for row in higher[::-1]}.values())[::-1][:count]
     lower = [row for row in rows if row["reward"] < best[-1]["reward"]] if differ else []
@@ -129,6 +128,17 @@ def _samples(run: RunDirectory, count: int) -> Iterator[str]:
             yield f"  answer  {short(row.get('full_text') or row.get('text'))}"
             if row.get("label") is not None:
                 yield f"  label   {short(row['label'])}"
+
+
+def _judged(run: RunDirectory, place: tuple[str, int]) -> list[dict[str, Any]]:
+    """Returns the judged answers of a saved step, the best first."""
+    return sorted(
+        (row for row in run.rows(*place) if isinstance(row.get("reward"), int | float)), key=lambda row: -row["reward"]
+    )
+
+
+def _differ(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(rows) and rows[0]["reward"] > rows[-1]["reward"]
 
 
 def _asked(row: Mapping[str, Any]) -> tuple[str, str]:
