@@ -33,7 +33,7 @@ def main() -> None:
             tab = browser.new_page(viewport={"width": 1200, "height": 740})
             tab.goto((Path(folder) / "report.html").as_uri())
             for metric in ("eval/pass@1", "reward/mean", "groups/no_variance"):
-                tab.wait_for_selector(f'.plot[data-metric="{metric}"] .main-svg')
+                tab.wait_for_selector(f'.plot[data-metric="{metric}"] canvas')
             tab.locator("#smooth").fill("0.8")
             tab.locator("#smooth").blur()
             tab.wait_for_timeout(1000)

@@ -23,6 +23,7 @@ from rlhf_host import __version__
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml")))]
 NAMES = [path.name for path in PROJECTS[1:]]
+LICENCES = {"rlhf-runs": "Apache-2.0 AND MIT"}
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +87,7 @@ print(json.dumps([rlhf_host.__file__, rlhf_plugin_rloo.__file__, sys.path]))
 def test_metadata_states_licence_python_and_typing(name, wheels, metadata):
     fields = metadata[name]
     assert fields["Name"] == name
-    assert fields["License-Expression"] == "Apache-2.0"
+    assert fields["License-Expression"] == LICENCES.get(name, "Apache-2.0")
     assert fields["Summary"]
     assert Version(fields["Version"]) == Version(__version__)
     supported = SpecifierSet(fields["Requires-Python"])
@@ -149,6 +150,13 @@ def test_the_licence_travels_with_the_host(wheels):
     with zipfile.ZipFile(wheels["rlhf-host"]) as archive:
         (path,) = [entry for entry in archive.namelist() if entry.endswith(".dist-info/licenses/LICENSE")]
         assert "Apache License" in archive.read(path).decode()
+
+
+def test_the_licence_of_the_charts_travels_with_them(wheels):
+    with zipfile.ZipFile(wheels["rlhf-runs"]) as archive:
+        [path] = [entry for entry in archive.namelist() if entry.endswith("licenses/src/rlhf_runs/page/uplot/LICENSE")]
+        assert "Copyright (c) 2022 Leon Sorokin" in archive.read(path).decode()
+        assert archive.read("rlhf_runs/page/uplot/uplot.js").startswith(b"/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
 
 
 def test_the_names_of_other_projects_travel_with_their_package(wheels):

@@ -26,8 +26,6 @@ from rlhf_host.training.saved_rows import decoder, lines
 
 from ..seeing import noise, qwen
 
-pytest.importorskip("plotly")
-
 SIZES = ((56, 42), (28, 28), (700, 350))
 
 

@@ -15,8 +15,7 @@ from rlhf_runs.names import names_of
 from rlhf_runs.report import page
 
 from rlhf_host.runs.directory import RunDirectory
-
-pytest.importorskip("plotly")
+from rlhf_host.settings import RunConfig, write_yaml
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +74,8 @@ def test_the_page_has_what_the_files_have(run, killed):
     found = [RunDirectory(run), RunDirectory(killed)]
     text, notices = page(found, names_of([run, killed]))
     assert not notices
+    assert len(text) < 250_000, "what draws the charts is small beside the page of a small run"
+    assert re.search(r"\d{4}-\d\d-\d\dT|toLocale(Date|Time)?String\(\)", text) is None, "moments are written one way"
     parts = chunks(text)
     first, second = parts["head"]
     assert (first["name"], first["status"], second["name"], second["status"]) == ("first", "finished", "second", "killed")
@@ -150,18 +151,18 @@ def test_a_browser_shows_it_without_an_error(browser, run, killed, tmp_path, siz
     tab.on("request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else said.append(request.url))
     tab.goto(file.as_uri())
     tab.locator(".plot").first.scroll_into_view_if_needed()
-    tab.wait_for_selector(".plot .main-svg")
+    tab.wait_for_selector(".plot canvas")
     rows = tab.eval_on_selector_all("#runs tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
     assert [row[:3] for row in rows] == [["first", "finished", "3 of 3"], ["second", "killed", "3 of 3"]]
     values = RunDirectory(run).curve("reward/mean")[1]
     tab.locator('.plot[data-metric="reward/mean"]').scroll_into_view_if_needed()
-    tab.wait_for_selector('.plot[data-metric="reward/mean"] .main-svg')
-    drawn = tab.eval_on_selector('.plot[data-metric="reward/mean"]', "plot => plot.data.map(trace => Array.from(trace.y))")
+    tab.wait_for_selector('.plot[data-metric="reward/mean"] canvas')
+    drawn = tab.eval_on_selector('.plot[data-metric="reward/mean"]', "plot => plot.chart.data.slice(1)")
     assert drawn == [values, values]
     folded = tab.eval_on_selector_all("[data-key='Is it fast?silent'] tbody tr", "rows => rows.map(row => row.textContent)")
     assert any(row.startswith("rollout/dropped0 at every step") for row in folded)
     tab.fill("#filter", "memory/")
-    tab.wait_for_selector("details[open] .plot .main-svg")
+    tab.wait_for_selector("details[open] .plot canvas")
     tab.click("nav >> text=Answers")
     tab.wait_for_selector("#group .row")
     saved = RunDirectory(run).rows("train", 3)
@@ -191,8 +192,8 @@ def test_a_link_to_a_step_opens_charts_and_answers_there(browser, run, tmp_path)
     tab.set_default_timeout(120_000)
     tab.goto(f"{file.as_uri()}#step=2")
     plot = '.plot[data-metric="reward/mean"]'
-    tab.wait_for_selector(f"{plot} .main-svg")
-    assert tab.eval_on_selector(plot, "plot => plot.layout.shapes.map(shape => shape.x0)") == [2]
+    tab.wait_for_selector(f"{plot} canvas")
+    assert tab.eval_on_selector(plot, "plot => plot.marked") == 2
     values = RunDirectory(run).curve("reward/mean")[1]
     shown = tab.locator(f"figure:has({plot}) .value").inner_text()
     assert float(shown.removeprefix("step 2: ")) == pytest.approx(values[1], rel=5e-3)
@@ -201,8 +202,92 @@ def test_a_link_to_a_step_opens_charts_and_answers_there(browser, run, tmp_path)
     assert tab.locator("#place option:checked").inner_text() == "training, step 2"
     tab.click("nav >> text=Metrics")
     tab.click("#nostep")
-    tab.wait_for_selector(f"{plot} .main-svg")
-    assert tab.eval_on_selector(plot, "plot => plot.layout.shapes.length") == 0
+    tab.wait_for_selector(f"{plot} canvas")
+    assert tab.eval_on_selector(plot, "plot => plot.marked") is None
+    tab.close()
+
+
+def test_charts_are_read_zoomed_and_chosen_from(browser, run, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(page([RunDirectory(run)], ["first"])[0])
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab.set_default_timeout(120_000)
+    tab.goto(file.as_uri())
+    plot = '.plot[data-metric="reward/mean"]'
+    tab.locator(plot).scroll_into_view_if_needed()
+    tab.wait_for_selector(f"{plot} canvas")
+    box = tab.locator(f"{plot} .u-over").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def ends():
+        return tab.eval_on_selector(plot, "plot => [plot.chart.scales.x.min, plot.chart.scales.x.max]")
+
+    tab.mouse.move(x, y)
+    value = RunDirectory(run).curve("reward/mean")[1][1]
+    step, shown = tab.inner_text(f"{plot} .tip").splitlines()
+    assert (step, float(shown)) == ("step 2", pytest.approx(value, rel=5e-3))
+    tab.mouse.down()
+    tab.mouse.move(x + box["width"] / 4, y, steps=3)
+    tab.mouse.up()
+    assert ends() == pytest.approx([2, 2.5], abs=0.05)
+    tab.mouse.dblclick(x, y)
+    tab.wait_for_timeout(500)
+    assert ends() == [1, 3]
+    assert "#step" not in tab.url, "neither of them chooses a step"
+    tab.mouse.click(x, y)
+    tab.wait_for_url("**#step=2")
+    assert tab.eval_on_selector(plot, "plot => plot.marked") == 2
+    tab.close()
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280, 1700])
+def test_no_row_of_charts_has_a_hole(browser, run, tmp_path, width):
+    file = tmp_path / "page.html"
+    file.write_text(page([RunDirectory(run)], ["first"])[0])
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    tab.set_default_timeout(120_000)
+    tab.goto(file.as_uri())
+    tab.wait_for_selector(".plots figure", state="attached")
+    holes = tab.eval_on_selector_all(
+        ".plots",
+        """grids => grids.filter(grid => grid.clientWidth).flatMap(grid => {
+          const right = new Map();
+          for (const { offsetTop, offsetLeft, offsetWidth } of grid.children) right.set(offsetTop, offsetLeft + offsetWidth);
+          return [...right.values()].map(end => grid.offsetLeft + grid.clientWidth - end);
+        })""",
+    )
+    assert holes
+    assert max(map(abs, holes)) <= 1
+    tab.close()
+
+
+def test_figures_of_evaluations_have_their_interval(browser, tmp_path):
+    (tmp_path / "config.yaml").write_text(write_yaml(RunConfig().model_dump()))
+    rows = [
+        {
+            "step": step,
+            "eval/pass@1": value,
+            "eval/pass@1/stderr": error,
+            "eval/reward/mean": 2 * value,
+            "eval/reward/stderr": error,
+        }
+        for step, value, error in ((0, 0.5, 0.05), (10, 0.9, 0.02))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "page.html"
+    file.write_text(page([RunDirectory(tmp_path)], ["first"])[0])
+    tab = browser.new_page()
+    tab.set_default_timeout(120_000)
+    tab.goto(file.as_uri())
+    tab.wait_for_selector(".plot canvas")
+    told = {
+        figure.locator("h3").text_content(): figure.locator(".value").text_content().replace("\xa0", " ")
+        for figure in tab.locator("figure").all()
+    }
+    assert told["eval/pass@1"] == "0.5 ± 0.098 → 0.9 ± 0.039 (95 %)"
+    assert told["eval/reward/mean"] == "1 ± 0.098 → 1.8 ± 0.039 (95 %)"
+    band = tab.eval_on_selector('.plot[data-metric="eval/pass@1"]', "plot => plot.chart.data")
+    assert band == [[0, 10], [0.5, 0.9], pytest.approx([0.598, 0.9392]), pytest.approx([0.402, 0.8608])]
     tab.close()
 
 

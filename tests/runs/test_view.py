@@ -19,7 +19,6 @@ from rlhf_host.runs.directory import RunDirectory
 
 from ..conftest import in_background
 
-pytest.importorskip("plotly")
 pytest.importorskip("aiohttp")
 STEPS = 30
 
@@ -192,8 +191,8 @@ def test_a_browser_follows_a_run(running, view, browser):
     tab.wait_for_selector("#live >> text=live")
     tab.wait_for_selector(f"#headline >> text=Step 3 of {STEPS}")
     plot = '.plot[data-metric="reward/mean"]'
-    tab.wait_for_selector(f"{plot} .main-svg")
-    assert tab.eval_on_selector(plot, "plot => plot.data[0].y.length") == 3
+    tab.wait_for_selector(f"{plot} canvas")
+    assert tab.eval_on_selector(plot, "plot => plot.chart.data[1].length") == 3
     tab.click("nav >> text=Answers")
     tab.wait_for_selector("#group .row")
     shown = tab.inner_text("#group")
@@ -203,8 +202,8 @@ def test_a_browser_follows_a_run(running, view, browser):
     assert tab.inner_text("#group") == shown, "what is read does not move"
     tab.click("nav >> text=Metrics")
     tab.wait_for_selector("#headline >> text=finished in")
-    tab.wait_for_selector(f"{plot} .main-svg")
+    tab.wait_for_selector(f"{plot} canvas")
     values = RunDirectory(run).curve("reward/mean")[1]
-    assert tab.eval_on_selector(plot, "plot => Array.from(plot.data[0].y)") == values
+    assert tab.eval_on_selector(plot, "plot => plot.chart.data[1]") == values
     assert not said
     tab.close()

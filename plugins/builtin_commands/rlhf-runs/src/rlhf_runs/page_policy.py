@@ -12,14 +12,14 @@ def page_policy(scripts: Iterable[str], styles: Iterable[str], *, asks_server: b
 
     Args:
         scripts: exact text between its tags.
-        styles: the same; an empty one is allowed too, as plotly makes one and adds its rules by script.
+        styles: the same.
         asks_server: True if scripts may ask the server that the page came from.
     """
     allowed = {
         "default-src": ["'none'"],
         "script-src": map(_hash, scripts),
-        "style-src": map(_hash, [*styles, ""]),
-        "img-src": ["data:", "blob:"],  # plots that are saved as pictures
+        "style-src": map(_hash, styles),
+        "img-src": ["data:"],
         "connect-src": ["'self'" if asks_server else "'none'"],
         "base-uri": ["'none'"],
         "form-action": ["'none'"],

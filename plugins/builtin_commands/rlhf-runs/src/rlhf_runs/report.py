@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rlhf_host import RunDirectory, UserError
+from rlhf_host import RunDirectory
 from rlhf_host.runs import beside, flat
 from rlhf_runs.headline import last_row
 from rlhf_runs.metrics import described_all
@@ -32,7 +32,8 @@ NAMED = 3
 """Names in the title of a page with more runs."""
 SCRIPTS = ("elements", "headline", "charts", "answers", "settings", "start")
 """Parts of the page's script, in their order."""
-_OF_MAPS = re.compile(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)')
+CHARTS = "uplot/uplot"
+"""uPlot 1.6.32 with its licence, unchanged, as its npm package has it: dist/uPlot.iife.min.js and dist/uPlot.min.css."""
 Decode = Callable[[int], str]
 
 
@@ -127,9 +128,6 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
 
     Args:
         names: unique names of the runs.
-
-    Raises:
-        UserError: plotly is not installed.
     """
     notices: list[str] = []
     chunks: dict[str, bytes] = {}
@@ -159,30 +157,21 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
 def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, str]:
     """Returns the page with these pieces, from ``pack``, and its Content-Security-Policy. It asks its server for missing
     pieces, and again for ``head``, unless that is one of them.
-
-    Raises:
-        UserError: plotly is not installed.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("the page's plots need plotly: pip install 'rlhf-runs[report]'") from None
     parts = {part: _part(f"page.{part}") for part in ("html", "css")}
     parts["js"] = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
-    parts |= {part: f"\n{parts[part]}\n" for part in ("css", "js")}
+    parts["css"] = f"{_part(f'{CHARTS}.css')}\n{parts['css']}"
+    parts["uplot"] = _part(f"{CHARTS}.js")
+    parts |= {part: f"\n{parts[part]}\n" for part in ("css", "js", "uplot")}
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED + 1 else ""
     parts["title"] = html.escape(", ".join(names[:NAMED] if more else names) + more)
-    plotly = get_plotlyjs().replace("</script", "<\\/script").replace("\r\n", "\n")
-    # The styles of its maps, which it would make anew: only a page that allows any style lets it.
-    parts["unneeded"] = "".join(f'<style id="{name}"></style>' for name in _OF_MAPS.findall(plotly))
-    parts["plotly"] = f"\n{plotly}\nplotsReady();\n"
-    policy = page_policy([parts["js"], parts["plotly"]], [parts["css"]], asks_server=not chunks)
+    policy = page_policy([parts["uplot"], parts["js"]], [parts["css"]], asks_server=not chunks)
     parts["policy"] = html.escape(policy, quote=False)
     parts["chunks"] = "\n".join(
         f'<script type="text/plain" id="{html.escape(key)}">{base64.b64encode(packed).decode()}</script>'
         for key, packed in chunks.items()
     )
-    return re.sub(r"\{(title|policy|css|unneeded|chunks|js|plotly)\}", lambda place: parts[place[1]], parts["html"]), policy
+    return re.sub(r"\{(title|policy|css|chunks|uplot|js)\}", lambda place: parts[place[1]], parts["html"]), policy
 
 
 def _part(name: str) -> str:

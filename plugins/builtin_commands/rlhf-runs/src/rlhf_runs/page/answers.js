@@ -56,21 +56,29 @@ function preview() {
     holder.append(element("p", { className: "dim", textContent: "No answers were saved yet." }));
     return holder;
   }
-  const [split, step] = run.places[place];
   const reading = element("p", { className: "dim", textContent: "Reading ..." });
   holder.append(reading);
-  const all = element("a", { href: address({ tab: "Answers", step, split }), textContent: `All answers of ${placeName([split, step])}` });
-  answersOf(where.run, place).then((found) => {
-    const rows = found.flatMap((each) => each.rows.filter((row) => typeof row.reward === "number").map((row) => [each, row])).sort((a, b) => b[1].reward - a[1].reward);
+  telling(where, place).then(([chosenPlace, rows]) => {
+    const [split, step] = run.places[chosenPlace];
+    const near = nearNote(run, chosenPlace, where.step), all = element("a", { href: address({ tab: "Answers", step, split }), textContent: `All answers of ${placeName([split, step])}` });
     reading.remove();
+    holder.append(...[near, element("p", {}, runs.length > 1 ? `${run.name}: ` : null, all)].filter(Boolean));
     if (!rows.length) return;
-    const differ = rows[0][1].reward > rows.at(-1)[1].reward;
-    const ends = differ ? [["Highest reward", rows[0]], ["Lowest reward", rows.at(-1)]] : [["An answer: all saved ones got the same reward", rows[0]]];
+    const ends = differ(rows) ? [["Highest reward", rows[0]], ["Lowest reward", rows.at(-1)]] : [["An answer: all saved ones got the same reward", rows[0]]];
     holder.prepend(element("div", { className: "pair" }, ends.map(([title, [each, row]]) => element("article", { className: "chart" }, element("h3", { textContent: title }), prompt(each), answer(row, Infinity, each.label)))));
   }).catch((error) => reading.replaceWith(element("p", { className: "warning", textContent: error.message })));
-  const near = nearNote(run, place, where.step);
-  holder.append(...[near, element("p", {}, runs.length > 1 ? `${run.name}: ` : null, all)].filter(Boolean));
   return holder;
+}
+
+const differ = (rows) => rows.length > 0 && rows[0][1].reward > rows.at(-1)[1].reward;
+
+// Judged answers of a saved step with their groups, the best first. Where all have the same reward and no step is chosen, of the last evaluation if there they differ.
+async function telling(where, place) {
+  const read = async (at) => [at, (await answersOf(where.run, at)).flatMap((each) => each.rows.filter((row) => typeof row.reward === "number").map((row) => [each, row])).sort((a, b) => b[1].reward - a[1].reward)];
+  const first = await read(place), evaluated = runs[where.run].places.findLastIndex(([split]) => split === "eval");
+  if (differ(first[1]) || where.step !== null || evaluated < 0 || evaluated === place) return first;
+  const second = await read(evaluated);
+  return differ(second[1]) ? second : first;
 }
 
 async function answersTab(main) {

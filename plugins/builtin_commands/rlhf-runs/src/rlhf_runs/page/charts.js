@@ -1,5 +1,7 @@
 // Metrics by the question that they answer, each as a chart; what says nothing is folded.
-let plots = false, drawn = [];
+let drawn = [];
+const WHOLE_STEPS = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power));
+const DOTS = 40, NEAR_PX = 12, LINES = 12, DOUBLE_CLICK_MS = 250;
 
 function smoothed(values, weight) {
   let mean = 0, whole = 0;
@@ -80,7 +82,7 @@ function questionParts(opened) {
     }
     const section = element("section", {}, element("h2", { className: "question", textContent: question }));
     const folded = (key, title, ...inside) => element("details", { open: Boolean(chosen.filter) || opened.has(question + key), data: { key: question + key } }, element("summary", { textContent: title }), inside);
-    const grid = (names) => element("div", { className: "plots" }, names.map(([name, metric]) => chartOf(name, metric)));
+    const grid = (names) => element("div", { className: "plots", style: `--columns: ${Math.ceil(names.length / Math.ceil(names.length / 4))}` }, names.map(([name, metric]) => chartOf(name, metric)));
     if (groups.first.length) section.append(grid(groups.first));
     if (question === says && !chosen.filter) section.append(preview());
     if (groups.more.length) section.append(folded("more", `${groups.more.length} more`, grid(groups.more)));
@@ -99,18 +101,23 @@ function chartOf(name, metric) {
 }
 
 const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting || !plots) continue;
-    seen.unobserve(entry.target);
-    drawn.push(entry.target);
-    draw(entry.target);
-    entry.target.on("plotly_click", (event) => go({ step: event.points[0].customdata }));
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    seen.unobserve(target);
+    sizes.observe(target);
+    drawn.push(target);
+    draw(target);
   }
 }, { rootMargin: "300px" });
 
+const sizes = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.chart?.setSize({ width: target.clientWidth, height: target.clientHeight });
+});
+
 function forget() {
   seen.disconnect();
-  for (const plot of drawn) if (plots) Plotly.purge(plot);
+  sizes.disconnect();
+  for (const plot of drawn) plot.chart.destroy();
   drawn = [];
 }
 
@@ -125,13 +132,15 @@ function meanCurve(curves) {
   return [steps, steps.map((step) => average(maps.map((map) => map.get(step))))];
 }
 
+// The lines of a chart. Those without a name are faint: their values are told by another.
 function tracesOf(name) {
   const traces = [], smooth = isEvaluation(name) ? 0 : chosen.smooth; // each evaluation is a figure of its own
   const line = (run, [steps, values], colour, width, more = {}) => {
     const began = run.times[steps[0]], x = chosen.axis === "step" ? steps : steps.map((step) => (run.times[step] - began) / 60);
-    traces.push({ x, y: values, customdata: steps, mode: isEvaluation(name) || (steps.length < 40 && width > 1) ? "lines+markers" : "lines", marker: { size: 4 }, name: run.name, hovertemplate: "%{y:.4~g}", line: { color: colour, width }, ...more });
+    const y = values.map((value) => (typeof value === "number" ? value : null)); // NaN and infinities are texts
+    traces.push({ x, y, steps, colour, width, name: run.name, dots: isEvaluation(name) || (steps.length < DOTS && width > 1), ...more });
   };
-  const faint = { opacity: 0.35, hoverinfo: "skip", hovertemplate: null };
+  const faint = { name: "", faint: true };
   for (const [group, places] of groups()) {
     const shownHere = places.filter((place) => !chosen.hidden.has(place) && Object.hasOwn(runs[place].curves, name));
     const several = chosen.group && shownHere.length > 1 && chosen.axis === "step";
@@ -140,7 +149,7 @@ function tracesOf(name) {
       if (several) line(run, curve, colour, 1, faint);
       else {
         if (smooth) line(run, curve, colour, 1, faint);
-        line(run, [curve[0], smooth ? smoothed(curve[1], smooth) : curve[1]], colour, 1.8);
+        line(run, [curve[0], smooth ? smoothed(curve[1], smooth) : curve[1]], colour, 1.8, { halves: halves(run, name) });
       }
     }
     if (!several) continue;
@@ -150,19 +159,90 @@ function tracesOf(name) {
   return traces;
 }
 
+// Draws a chart with uPlot, or draws it again. Bands are 95 % intervals.
 function draw(plot) {
-  const name = plot.dataset.metric, style = getComputedStyle(document.documentElement), { step } = shown();
-  const [text, line, accent, soft] = ["--dim", "--line", "--accent", "--soft"].map((key) => style.getPropertyValue(key).trim());
-  const marked = step !== null && chosen.axis === "step" ? [{ type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: accent, width: 1, dash: "dot" } }] : [];
-  const layout = {
-    margin: { l: 46, r: 10, t: 8, b: 26 }, shapes: marked,
-    showlegend: false, hovermode: "x unified", dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: text, size: 11 },
-    xaxis: { gridcolor: line, zeroline: false, nticks: 6 }, yaxis: { gridcolor: line, zeroline: false, nticks: 5, exponentformat: "e" },
-    hoverlabel: { bgcolor: soft },
+  const style = getComputedStyle(document.documentElement), { step } = shown();
+  const [text, line, accent] = ["--dim", "--line", "--accent"].map((key) => style.getPropertyValue(key).trim());
+  const series = [{}], bands = [], tables = [], named = new Map();
+  for (const trace of tracesOf(plot.dataset.metric)) {
+    if (trace.name) named.set(series.length, trace);
+    series.push({ stroke: trace.colour, width: trace.width, alpha: trace.faint ? 0.35 : 1, points: { show: trace.dots, size: 5, fill: trace.colour } });
+    tables.push([trace.x, trace.y]);
+    if (!trace.halves?.some(Boolean)) continue;
+    bands.push({ series: [series.length, series.length + 1], fill: `${trace.colour}30` });
+    series.push(...[1, -1].map(() => ({ width: 0, points: { show: false } })));
+    tables.push([trace.x, ...[1, -1].map((way) => trace.y.map((value, place) => (value === null ? null : value + way * (trace.halves[place] ?? 0))))]);
+  }
+  const overSteps = chosen.axis === "step", marked = overSteps ? step : null;
+  const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
+  const options = {
+    width: plot.clientWidth, height: plot.clientHeight, padding: [8, 10, 0, 0], series, bands, legend: { show: false },
+    scales: { x: { time: false } },
+    axes: [{ ...axis, size: 24, space: 45, ...(overSteps ? { incrs: WHOLE_STEPS } : {}), values: ticks }, { ...axis, size: 50, space: 26, values: ticks }],
+    cursor: { y: false, hover: { prox: NEAR_PX }, points: { size: (chart, place) => (named.has(place) ? 7 : 0) }, drag: matchMedia("(pointer: coarse)").matches ? { x: false, y: false } : { x: true, y: true, uni: 20, dist: 5 } },
+    hooks: { drawClear: [(chart) => markStep(chart, marked, accent)], setCursor: [(chart) => hover(chart, tip, named)] },
   };
-  Plotly.react(plot, tracesOf(name), layout, { displayModeBar: false, responsive: true });
+  plot.chart?.destroy();
+  const tip = element("div", { className: "tip", hidden: true });
+  plot.chart = new uPlot(options, tables.length ? uPlot.join(tables) : [[]], plot);
+  plot.chart.over.append(tip);
+  plot.marked = marked;
+  chooseByClick(plot.chart, named);
   tell(plot);
+}
+
+function ticks(chart, values, axis, space, by) {
+  return values.map((value) => {
+    const size = Math.abs(value);
+    if (size !== 0 && (size >= 1e6 || size < 1e-3)) return Number(value.toPrecision(6)).toExponential();
+    return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, Math.ceil(-Math.log10(by)) + 1) });
+  });
+}
+
+// A line at the chosen step, below the curves.
+function markStep({ ctx, bbox, valToPos }, step, colour) {
+  if (step === null) return;
+  const x = valToPos(step, "x", true);
+  if (!(x >= bbox.left && x <= bbox.left + bbox.width)) return;
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+  ctx.beginPath();
+  ctx.moveTo(x, bbox.top);
+  ctx.lineTo(x, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.restore();
+}
+
+// The values beside the pointer.
+function hover(chart, tip, named) {
+  const { idxs, left } = chart.cursor;
+  const near = [...named].filter(([place]) => left >= 0 && idxs[place] !== null && idxs[place] !== undefined);
+  tip.hidden = !near.length;
+  if (!near.length) return;
+  const lines = near.map(([place, trace]) => {
+    const half = trace.halves?.[trace.x.indexOf(chart.data[0][idxs[place]])];
+    return element("div", {}, swatch(trace.colour), `${runs.length > 1 ? `${trace.name} ` : ""}${number(chart.data[place][idxs[place]])}${half ? ` ± ${rounded(half)}` : ""}`);
+  });
+  const at = chart.data[0][idxs[near[0][0]]];
+  const more = lines.length > LINES ? [element("div", { textContent: `${lines.length - LINES} more` })] : [];
+  tip.replaceChildren(element("b", { textContent: chosen.axis === "step" ? `step ${at}` : `${number(at)} minutes` }), ...lines.slice(0, LINES), ...more);
+  tip.classList.toggle("before", left > chart.over.clientWidth / 2);
+  tip.style.setProperty("--at", `${left}px`);
+}
+
+// A click chooses the step; a double click, by which uPlot shows the whole chart again, does not.
+function chooseByClick(chart, named) {
+  let waiting = 0;
+  chart.over.addEventListener("click", () => {
+    const [place, trace] = [...named].find(([each]) => chart.cursor.idxs[each] !== null && chart.cursor.idxs[each] !== undefined) ?? [];
+    clearTimeout(waiting);
+    if (!trace) return;
+    const step = trace.steps[trace.x.indexOf(chart.data[0][chart.cursor.idxs[place]])];
+    waiting = setTimeout(() => go({ step }), DOUBLE_CLICK_MS);
+  });
+  chart.over.addEventListener("dblclick", () => clearTimeout(waiting));
 }
 
 function tell(plot) {
@@ -175,12 +255,13 @@ function tell(plot) {
 function told(name, step) {
   const each = having(name).filter((run) => !chosen.hidden.has(runs.indexOf(run))).map((run) => {
     const [steps, values] = run.curves[name], at = step === null ? values.length - 1 : steps.indexOf(step);
-    return { whose: run.name, value: values[at], from: step === null && values.length > 1 ? `${number(values[0])} → ` : "" };
+    const half = halves(run, name), text = (place) => `${number(values[place])}${half?.[place] ? ` ± ${rounded(half[place])}` : ""}`;
+    return { whose: run.name, value: values[at], told: text(at), sure: half?.[at], from: step === null && values.length > 1 ? `${text(0)} → ` : "" };
   }).filter(({ value }) => value !== undefined);
   if (!each.length) return step === null ? "" : `not measured at step ${step}`;
-  const at = step === null ? "" : `step ${step}: `;
-  if (runs.length === 1) return `${at}${each[0].from}${number(each[0].value)}`;
-  if (each.length <= 3) return at + each.map(({ whose, value }) => `${whose} ${number(value)}`).join(", ");
+  const at = step === null ? "" : `step ${step}: `, sure = each.some((one) => one.sure) ? SURE : "";
+  if (runs.length === 1) return at + each[0].from + each[0].told + sure;
+  if (each.length <= 3) return at + each.map(({ whose, told: text }) => `${whose} ${text}`).join(", ") + sure;
   const sorted = each.sort((a, b) => a.value - b.value), ends = [sorted[0], sorted.at(-1)];
   if (number(ends[0].value) === number(ends[1].value)) return at + number(ends[0].value);
   return at + ends.map(({ whose, value }) => `${number(value)} (${whose})`).join(" to ");

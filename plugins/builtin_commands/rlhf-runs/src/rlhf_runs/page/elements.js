@@ -66,6 +66,10 @@ function duration(seconds) {
   return counted(Math.max(1, Math.round(seconds)), "second");
 }
 
+function moment(seconds) {
+  return `${new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+}
+
 // The address says what is shown: #step=120, #tab=Answers&step=120&run=usual, #group=algo.name
 
 function shown() {

@@ -1,6 +1,6 @@
 // The first row of the page: what was trained, how far, the figure that matters, warnings. Of several runs: a table, by group.
 const ENDS = 5, RECENT = 11;
-const UNGROUPED = "no group";
+const UNGROUPED = "no group", SURE = " (95\u00a0%)";
 
 const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const isEvaluation = (name) => name.startsWith("eval/");
@@ -11,23 +11,32 @@ function figure(run) {
   if (!values.length) return null;
   const count = isEvaluation(run.headline) ? 1 : Math.min(ENDS, Math.max(1, Math.floor(values.length / 2)));
   const first = average(values.slice(0, count)), last = average(values.slice(-count));
-  const errors = run.curves[`${run.headline.replace(/\/mean$/, "")}/stderr`];
-  const at = (place) => (errors && errors[0].length === steps.length ? errors[1].at(place) : null);
-  return { name: run.headline, first, last, count, from: steps[0], to: steps.at(-1), several: values.length > 1, errors: [at(0), at(-1)] };
+  const half = halves(run, run.headline) ?? [];
+  return { name: run.headline, first, last, count, from: steps[0], to: steps.at(-1), several: values.length > 1, halves: [half.at(0) ?? null, half.at(-1) ?? null] };
 }
+
+// Half of the 95 % interval of a metric at each of its steps: 1.96 standard errors, null where there are none.
+function halves(run, name) {
+  const errors = run.curves[`${name.replace(/\/mean$/, "")}/stderr`];
+  if (!errors) return null;
+  const at = new Map(errors[0].map((step, place) => [step, errors[1][place]]));
+  return run.curves[name][0].map((step) => (typeof at.get(step) === "number" ? 1.96 * at.get(step) : null));
+}
+
+const rounded = (half) => Number(half.toPrecision(2));
 
 function change(found) {
   if (!found.several) return `measured once, at step ${found.from}`;
-  const gain = found.last - found.first, [before, after] = found.errors;
+  const gain = found.last - found.first, [before, after] = found.halves;
   const way = gain === 0 ? "unchanged since" : `${gain > 0 ? "up" : "down"} ${number(Math.abs(gain))} from ${number(found.first)} at`;
   const over = found.count > 1 ? `; means of ${found.count} steps` : "";
-  const noise = before !== null && after !== null && Math.abs(gain) < 1.96 * Math.hypot(before, after);
+  const noise = before !== null && after !== null && Math.abs(gain) < Math.hypot(before, after);
   return `${way} step ${found.from}${over}${noise ? "; that is within the noise of the evaluation" : ""}`;
 }
 
 function interval(found) {
-  const error = found.errors[1];
-  return error ? ` ± ${Number((1.96 * error).toPrecision(2))} (95 %)` : "";
+  const half = found.halves[1];
+  return half ? ` ± ${rounded(half)}${SURE}` : "";
 }
 
 function progress(run) {
@@ -59,7 +68,7 @@ function oneRun(run) {
   const found = figure(run), { model, data, ...how } = run.what;
   const bar = run.steps ? element("progress", { value: run.step, max: run.steps, attributes: { "aria-label": "steps done" } }) : null;
   const count = run.warnings.length + (run.about.error ? 1 : 0);
-  const began = run.about.started ? `Began ${new Date(run.about.started * 1000).toLocaleString()}` : "";
+  const began = run.about.started ? `Began ${moment(run.about.started)}` : "";
   const method = Object.entries(how).map(([kind, names]) => `${kind} ${names}`).join(", ");
   const warned = run.about.error ? "It ended with an error; see below." : count ? "See below." : "Nothing looked wrong in its metrics.";
   const cards = [

@@ -29,7 +29,7 @@ function environmentTab(main) {
   for (const run of runs) {
     const times = { began: run.about.started, ended: run.about.ended };
     const about = { directory: run.path, status: run.status, ...run.about };
-    for (const [name, seconds] of Object.entries(times)) if (seconds) about[name] = new Date(seconds * 1000).toLocaleString();
+    for (const [name, seconds] of Object.entries(times)) if (seconds) about[name] = moment(seconds);
     for (const name of ["started", "ended"]) if (name !== "ended" || !times.ended) delete about[name];
     const draws = Object.entries(run.draws).map(([outcome, count]) => `${count.toLocaleString("en")} ${outcome}`).join(", ");
     if (draws) about.draws = draws;

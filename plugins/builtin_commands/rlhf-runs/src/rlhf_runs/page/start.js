@@ -38,14 +38,6 @@ function theme(name) {
   redraw();
 }
 
-function plotsReady() {
-  plots = true;
-  for (const plot of document.querySelectorAll(".plot")) {
-    seen.unobserve(plot); // or it would not be told again
-    seen.observe(plot);
-  }
-}
-
 theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 document.getElementById("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 const live = !document.getElementById("head");
