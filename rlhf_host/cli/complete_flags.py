@@ -17,7 +17,7 @@ from rlhf_host.cli.lazy import quiet
 from rlhf_host.cli.plugin_names import named
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
-from rlhf_host.config.flags import SWITCHES, Flag, parse, take
+from rlhf_host.config.flags import LETTERS, SWITCHES, Flag, parse, take
 from rlhf_host.config.load import assemble
 from rlhf_host.config.problems import Problems
 from rlhf_host.config.recipes import recipes
@@ -46,7 +46,7 @@ def complete(command: SettingsCommand, argv: Sequence[str], incomplete: str) -> 
         if words and not words[-1].startswith("--"):
             words.pop()
     tree = _tree(words, control)
-    last = words[-1] if words else ""
+    last = LETTERS.get(words[-1], words[-1]) if words else ""
     if last.startswith("--") and "=" not in last and last[2:] not in SWITCHES and not incomplete.startswith("--"):
         typed = last[2:].replace("_", "-")
         return _values(typed if typed in control else short.get(typed, typed), incomplete, tree)

@@ -14,7 +14,7 @@ from rlhf_host.cli.help_text import Formatter
 from rlhf_host.cli.plugin_names import left_out
 from rlhf_host.config.defaults import WORDS
 from rlhf_host.config.flag_names import known_flags
-from rlhf_host.config.flags import Flag, parse, take
+from rlhf_host.config.flags import LETTERS, Flag, parse, take
 from rlhf_host.config.load import LoadedConfig, assemble, read_config
 from rlhf_host.config.merge import DEFAULT
 from rlhf_host.config.problems import Problems
@@ -209,7 +209,7 @@ class SettingsCommand(click.Command):
         """Yields rows of help with the flags' short names in front."""
         for flag, text in rows:
             names = [f"--{name}" for name, long in self.short.items() if f"--{long}" == flag and name not in self.control]
-            yield ", ".join([*names, flag]), text
+            yield ", ".join([*(letter for letter, long in LETTERS.items() if long in (flag, *names)), *names, flag]), text
 
     def uses(self, name: str) -> bool:
         """Returns True for a setting or section that the command uses."""

@@ -17,6 +17,7 @@ from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.config.resumed import check_resume, require_plugins
 from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
 from rlhf_host.config.schema import RunConfig
+from rlhf_host.config.tree import SHORT
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import Loaded
@@ -76,6 +77,7 @@ Flags override the file. Write a list by repeating its flag or with commas; a fl
     about=ABOUT,
     start=START,
     sections=SECTIONS,
+    short={**SHORT, "output": "run-dir"},
     example="train --algo {algo} --reward {reward} --model models/x --data x.jsonl",
 )
 @click.pass_context
@@ -142,8 +144,7 @@ def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: 
         lines.append(f"Held-out pass@1 at the end: {score} over {metrics.get('eval/samples', 0):.0f} samples{more}")
     if not needs.samples and (loss := outcome.metrics.get("eval/loss")) is not None:
         lines.append(f"Held-out loss at the end: {loss:.4f}")
-    best = run_dir / BEST
-    if best.exists():
+    if (best := run_dir / BEST).exists():
         lines.append(f"The best {config.checkpoint.best} is that of {best.resolve().name}: {best} points to it")
     commands = list(_commands(outcome, config, needs, run_dir, as_they_come))
     lines += ["What to try next:"] if commands else []
@@ -174,12 +175,10 @@ def _commands(
 
 def _resumed(line: CommandLine) -> Path | None:
     """The run directory to go on in, or ``None`` for a new run."""
-    run_dir = line.value("resume")
-    if run_dir is None:
+    if (run_dir := line.value("resume")) is None:
         if "force" in line.own:
             raise UserError("--force goes with --resume")
         return None
-    clashes = line.chosen_settings + ["--run-dir" for flag in line.flags if flag.keys == ["run_dir"]]
-    if clashes:
+    if clashes := line.chosen_settings + [flag.text for flag in line.flags if flag.keys == ["run_dir"]]:
         raise UserError(f"--resume uses the run's own directory and settings: leave {clashes[0]} out")
     return require_run(Path(run_dir)).parent

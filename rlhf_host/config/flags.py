@@ -1,7 +1,8 @@
 """Flags: ``--rollout.n 4``, ``--reward strict=math_verifier``, ``--algo.clip-eps 0.2`` as a layer of settings.
 
 Every flag takes the text that follows it; without any it stands for ``true``. There are no positional arguments, so a flag's
-value is whatever does not begin with ``--`` (``--flag=--value`` gives such a one). Kebab and snake case are the same.
+value is whatever does not begin with ``--`` and is not ``-h`` or ``-o`` (``--flag=--value`` gives such a one). Kebab and snake
+case are the same.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from rlhf_host.plugins.selection import split_names
 SWITCHES = ("help", "print-config", "dry-run", "force", "json")
 """Control flags that take no value."""
 
+LETTERS = {"-h": "--help", "-o": "--output"}
+"""Flags of one letter → what they stand for."""
+
 REPEATED = ("config", "disable")
 """Control flags that may be given several times."""
 
@@ -69,11 +73,9 @@ def parse(argv: Sequence[str], short: Mapping[str, str] = SHORT) -> list[Flag]:
         UserError: something else where a flag should be.
     """
     flags: list[Flag] = []
-    rest = list(argv)
+    rest = [LETTERS.get((parts := word.partition("="))[0], parts[0]) + parts[1] + parts[2] for word in argv]
     while rest:
         token = rest.pop(0)
-        if token == "-h":
-            token = "--help"
         if not token.startswith("--") or len(token) < 3:
             name, _, value = token.partition("=")
             hint = f"; did you mean '--{token.lstrip('-')}'?" if token.startswith("-") and token.lstrip("-") else ""

@@ -24,11 +24,11 @@ def test_every_weight_of_the_base_is_accounted_for_on_its_whole_way(rlhf, small_
     kept = ("--checkpoint.every", "1", "--checkpoint.keep", "0", "--sync", "delta")
     rlhf.run(*flags, "--train.steps", "2", "--run-dir", run, *kept, "--engine", "vllm", "--sync.verify", "on")
     rlhf.run("train", "--resume", run, "--train.steps", "3")
-    rlhf.run("export", run, "--to", tmp_path / "export")
-    rlhf.run("export", run, "--dtype", "bfloat16", "--to", tmp_path / "half")
+    rlhf.run("export", run, "--output", tmp_path / "export")
+    rlhf.run("export", run, "--dtype", "bfloat16", "--output", tmp_path / "half")
     for step in (1, 3):
         (run / f"checkpoints/step-{step:06d}").rename(tmp_path / f"step-{step}")
-    rlhf.run("export", f"{run}@1", "--to", tmp_path / "delta")
+    rlhf.run("export", f"{run}@1", "--output", tmp_path / "delta")
     rlhf.run(*flags, "--train.steps", "1", "--run-dir", lora, "--actor.lora.rank", "4")
     rlhf.run("merge-lora", lora, "--output", tmp_path / "merged")
     written = {

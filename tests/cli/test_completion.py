@@ -71,6 +71,7 @@ def test_plugin_names(offered):
     assert offered("rlhf train --eval.reward reward_") == ["reward_model"]
     assert offered("rlhf eval --disable rlo") == ["rloo"]
     assert offered("rlhf train --config cisp") == ["cispo", "file,cisp"]
+    assert (offered("rlhf rollout -o a"), offered("rlhf train -o a")) == (["file,a"], ["dir,a"])
     assert offered("rlhf plugins show rloo_") == []
     assert offered("rlhf plugins check math") == ["math_verifier"]
     assert "rlhf-plugin-grpo" in offered("rlhf plugins install rlhf-plugin-g")

@@ -93,13 +93,13 @@ def gap(directory, path, head="lm"):
 def test_a_finished_run(rlhf_process, runs, tmp_path):
     run, to = runs("plain"), tmp_path / "to"
     to.mkdir()  # an empty directory is as none
-    assert rlhf_process.run("export", run, "--to", to).stdout == f"{to}: model of {run}, step 2, float32\n"
+    assert rlhf_process.run("export", run, "--output", to).stdout == f"{to}: model of {run}, step 2, float32\n"
     assert gap(to, run / "model") == 0
     assert {path.name for path in to.iterdir()} == {path.name for path in (run / "model").iterdir()} | {"README.md"}
     tokenizer = AutoTokenizer.from_pretrained(to)
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(run / "model").chat_template
     assert [path.name for path in tmp_path.iterdir()] == ["to"]
-    assert f"{to} exists: choose another --to" in rlhf_process.run("export", run, "--to", to, code=2).stderr
+    assert f"{to} exists: choose another --output" in rlhf_process.run("export", run, "--output", to, code=2).stderr
 
 
 def test_a_step_that_was_rebuilt_is_called_by_its_name(tmp_path):
@@ -113,7 +113,7 @@ def test_a_step_that_was_rebuilt_is_called_by_its_name(tmp_path):
 
 def test_the_card_says_what_the_run_directory_says(rlhf_here, runs, tmp_path):
     run, to = RunDirectory(runs("plain")), tmp_path / "to"
-    assert rlhf_here("export", run.path, "--to", to).exit_code == 0
+    assert rlhf_here("export", run.path, "--output", to).exit_code == 0
     card = ModelCard.load(to / "README.md")
     assert card.data.to_dict() == {
         "library_name": "transformers",
@@ -143,7 +143,7 @@ def test_the_card_says_what_the_run_directory_says(rlhf_here, runs, tmp_path):
 
 def test_adapters_are_merged(rlhf_here, runs, tiny_model, tmp_path):
     run, to = runs("lora"), tmp_path / "to"
-    result = rlhf_here("export", run, "--to", to, "--checkpoint", "last")
+    result = rlhf_here("export", run, "--output", to, "--checkpoint", "last")
     assert result.exit_code == 0, result.output
     assert "float32, logits differ by at most" in result.stdout
     assert gap(to, run / "model") < 1e-4
@@ -154,7 +154,7 @@ def test_adapters_are_merged(rlhf_here, runs, tiny_model, tmp_path):
 
 def test_an_interrupted_run_gives_its_newest_checkpoint_and_says_so(rlhf_here, interrupted, tmp_path):
     step = RunDirectory(interrupted).step
-    result = rlhf_here("export", interrupted, "--to", tmp_path / "to")
+    result = rlhf_here("export", interrupted, "--output", tmp_path / "to")
     assert result.exit_code == 0, result.output
     assert f"the run has not finished: this is its newest checkpoint, of step {step}" in result.stderr
     assert gap(tmp_path / "to", interrupted / f"checkpoints/step-{step:06d}/model") == 0
@@ -162,10 +162,10 @@ def test_an_interrupted_run_gives_its_newest_checkpoint_and_says_so(rlhf_here, i
 
 
 def test_a_reward_model_and_a_critic(rlhf_here, runs, tmp_path):
-    assert rlhf_here("export", runs("rm"), "--to", tmp_path / "rm").exit_code == 0
+    assert rlhf_here("export", runs("rm"), "--output", tmp_path / "rm").exit_code == 0
     assert gap(tmp_path / "rm", runs("rm") / "model", "scalar") == 0
     assert ModelCard.load(tmp_path / "rm/README.md").data.pipeline_tag == "text-classification"
-    result = rlhf_here("export", runs("critic"), "--role", "critic", "--to", tmp_path / "critic")
+    result = rlhf_here("export", runs("critic"), "--role", "critic", "--output", tmp_path / "critic")
     assert result.exit_code == 0, result.output
     assert gap(tmp_path / "critic", runs("critic") / "checkpoints/last/roles/critic", "scalar") == 0
 
@@ -183,7 +183,7 @@ def test_checkpoints_by_name_step_or_directory(rlhf_here, runs, tmp_path):
     }
     wanted = {"best": best, "directory": best} | dict.fromkeys(("1", "model"), run / "checkpoints/step-000001")
     for way, arguments in ways.items():
-        result = rlhf_here("export", *arguments, "--to", tmp_path / way)
+        result = rlhf_here("export", *arguments, "--output", tmp_path / way)
         assert result.exit_code == 0, result.output
         model = wanted.get(way, run / "checkpoints/step-000002") / "model"
         assert (tmp_path / way / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
@@ -195,13 +195,13 @@ def test_a_checkpoint_is_called_by_its_place_in_the_run(rlhf_here, runs, tmp_pat
     (tmp_path / "runs/first").symlink_to(runs("plain").absolute())
     monkeypatch.chdir(tmp_path)
     for number, place in enumerate(("runs/first/checkpoints/step-000001", "first/checkpoints/step-000001")):
-        result = rlhf_here("export", place, "--to", f"to{number}")
+        result = rlhf_here("export", place, "--output", f"to{number}")
         assert result.stdout == f"to{number}: checkpoints/step-000001/model of runs/first, step 1, float32\n"
 
 
 def test_the_type_of_the_weights(rlhf_here, runs, tmp_path):
     for name in ("plain", "lora"):
-        result = rlhf_here("export", runs(name), "--to", tmp_path / name, "--dtype", "bfloat16")
+        result = rlhf_here("export", runs(name), "--output", tmp_path / name, "--dtype", "bfloat16")
         assert result.exit_code == 0, result.output
         assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "bfloat16"
         assert AutoModelForCausalLM.from_pretrained(tmp_path / name).dtype == torch.bfloat16
@@ -220,16 +220,16 @@ def test_the_type_of_the_weights(rlhf_here, runs, tmp_path):
         (["RUNs"], "no such directory; did you mean"),
         (["MODEL"], "is in no run directory"),
         (["RUN", "--converter", "x.py"], "--converter is for GGUF files"),
-        (["RUN", "--to", "RUN"], "exists: choose another --to"),
-        (["RUN", "--to", "x.gguf"], "llama.cpp's convert_hf_to_gguf.py, which is not on the PATH"),
-        (["RUN", "--to", "x.gguf", "--converter", "x.py"], "--converter x.py: no such file"),
+        (["RUN", "--output", "RUN"], "exists: choose another --output"),
+        (["RUN", "--output", "x.gguf"], "llama.cpp's convert_hf_to_gguf.py, which is not on the PATH"),
+        (["RUN", "--output", "x.gguf", "--converter", "x.py"], "--converter x.py: no such file"),
     ],
 )
 def test_refusals(rlhf_here, runs, tiny_model, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     words = [word.replace("RUN", str(runs("critic"))).replace("MODEL", str(tiny_model)) for word in arguments]
-    result = rlhf_here("export", *words, *([] if "--to" in words else ["--to", "to"]))
+    result = rlhf_here("export", *words, *([] if "--output" in words else ["--output", "to"]))
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert list(tmp_path.iterdir()) == []
@@ -240,7 +240,7 @@ def test_a_run_without_any_model_yet(rlhf_here, runs, tmp_path):
     shutil.copytree(runs("lora"), run, symlinks=True)
     for name in ("model", "checkpoints"):
         shutil.rmtree(run / name)
-    result = rlhf_here("export", run, "--to", tmp_path / "to")
+    result = rlhf_here("export", run, "--output", tmp_path / "to")
     assert (result.exit_code, f"{run} has no model yet" in result.output) == (2, True)
 
 
@@ -249,7 +249,7 @@ def test_a_damaged_checkpoint(rlhf_here, runs, tmp_path):
     shutil.copytree(runs("plain"), run, symlinks=True)
     weights = run / "checkpoints/step-000001/model/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    result = rlhf_here("export", run, "--to", tmp_path / "to", "--checkpoint", "1")
+    result = rlhf_here("export", run, "--output", tmp_path / "to", "--checkpoint", "1")
     assert result.exit_code == 2
     assert "step-000001 is damaged: model/model.safetensors is not as it was written; take another checkpoint" in result.output
     assert not (tmp_path / "to").exists()
@@ -275,7 +275,7 @@ def test_a_damaged_final_model(rlhf_here, runs, tmp_path, file, change, message)
     run = tmp_path / "run"
     shutil.copytree(runs("plain"), run, symlinks=True)
     change(run / "model" / file)
-    result = rlhf_here("export", run, "--to", tmp_path / "to")
+    result = rlhf_here("export", run, "--output", tmp_path / "to")
     assert result.exit_code == 2, result.output
     last = result.output.splitlines()[-1]
     assert last.startswith("Error: ")
@@ -285,17 +285,17 @@ def test_a_damaged_final_model(rlhf_here, runs, tmp_path, file, change, message)
 
 @pytest.mark.parametrize("flags", [(), ("--dtype", "bfloat16")])
 def test_all_files_may_be_read_by_those_who_may_read_one(rlhf_here, runs, tmp_path, flags):
-    assert rlhf_here("export", runs("plain"), "--to", tmp_path / "to", *flags).exit_code == 0
+    assert rlhf_here("export", runs("plain"), "--output", tmp_path / "to", *flags).exit_code == 0
     assert len({path.stat().st_mode for path in (tmp_path / "to").iterdir()}) == 1
 
 
 @pytest.mark.parametrize(
     ("to", "message"),
     [
-        ("", "--to '' names no directory to write"),
-        (".", "--to '.' names no directory to write"),
-        ("RUN/config.yaml/to", "config.yaml is not a directory; choose another --to"),
-        ("RUN/config.yaml/to.gguf", "config.yaml is not a directory; choose another --to"),
+        ("", "--output '' names no directory to write"),
+        (".", "--output '.' names no directory to write"),
+        ("RUN/config.yaml/to", "config.yaml is not a directory; choose another --output"),
+        ("RUN/config.yaml/to.gguf", "config.yaml is not a directory; choose another --output"),
         ("RUN/model/to", "which the run keeps for itself"),
         ("RUN/checkpoints/last/to/to", "which the run keeps for itself"),
     ],
@@ -303,7 +303,7 @@ def test_all_files_may_be_read_by_those_who_may_read_one(rlhf_here, runs, tmp_pa
 def test_places_that_cannot_be_written(rlhf_here, runs, tmp_path, monkeypatch, to, message):
     run = runs("plain")
     monkeypatch.chdir(tmp_path)
-    result = rlhf_here("export", run, "--to", to.replace("RUN", str(run)))
+    result = rlhf_here("export", run, "--output", to.replace("RUN", str(run)))
     assert (result.exit_code, message in result.output) == (2, True), result.output
     assert list(tmp_path.iterdir()) == []
     assert not list(run.rglob("to*/"))
@@ -315,7 +315,7 @@ def test_what_cannot_be_written_is_not_half_there(rlhf_here, runs, tmp_path, nam
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        result = rlhf_here("export", run, "--to", tmp_path / "to")
+        result = rlhf_here("export", run, "--output", tmp_path / "to")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert result.exit_code == 1
@@ -327,7 +327,7 @@ def test_what_cannot_be_written_is_not_half_there(rlhf_here, runs, tmp_path, nam
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_that_cannot_be_written(rlhf_here, runs, tmp_path):
     (closed := tmp_path / "closed").mkdir(mode=0o555)
-    result = rlhf_here("export", runs("plain"), "--to", closed / "to")
+    result = rlhf_here("export", runs("plain"), "--output", closed / "to")
     assert (result.exit_code, "make the directory writable" in result.output) == (1, True)
 
 
@@ -347,13 +347,13 @@ def test_gguf_files_are_written_by_the_converter(rlhf_here, runs, tmp_path, monk
     monkeypatch.chdir(tmp_path / "here")
     run = runs("lora")
     for to, flags, outtype in (("gguf", [], "f32"), ("a.gguf", ["--dtype", "bfloat16"], "bf16")):
-        result = rlhf_here("export", run, "--to", to, "--converter", tmp_path / "convert.py", *flags)
+        result = rlhf_here("export", run, "--output", to, "--converter", tmp_path / "convert.py", *flags)
         assert result.exit_code == 0, result.output
         assert Path("lora.gguf" if to == "gguf" else to).read_text() == outtype
-    result = rlhf_here("export", run, "--to", "b.gguf", "--converter", tmp_path / "convert.py", "--dtype", "float16")
+    result = rlhf_here("export", run, "--output", "b.gguf", "--converter", tmp_path / "convert.py", "--dtype", "float16")
     assert (result.exit_code, "ended with code 1:\nthis family is not known" in result.output) == (1, True)
     assert sorted(path.name for path in Path().iterdir()) == ["a.gguf", "lora.gguf"]
-    assert "lora.gguf exists" in rlhf_here("export", run, "--to", "gguf", "--converter", tmp_path / "convert.py").output
+    assert "lora.gguf exists" in rlhf_here("export", run, "--output", "gguf", "--converter", tmp_path / "convert.py").output
 
 
 @pytest.mark.skipif(
@@ -366,7 +366,7 @@ def test_the_real_converter(rlhf, prompts, tmp_path):
 
     run = tmp_path / "run"
     rlhf.run(*small(SMOLLM2, prompts), "--run-dir", run)
-    rlhf.run("export", run, "--to", tmp_path / "model.gguf")
+    rlhf.run("export", run, "--output", tmp_path / "model.gguf")
     written = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     weights = load_file(run / "model/model.safetensors")
     assert len(written) == len(weights)

@@ -105,7 +105,7 @@ def test_one_commit_has_the_files_of_export(rlhf_here, push, hub, run, tmp_path)
     lines = next(body for path, _, body in hub.seen if "/commit/" in path).decode().splitlines()
     header, *files = [json.loads(line)["value"] for line in lines]
     assert header["summary"] == f"model of {run}, step 2, by rlhf push"
-    assert rlhf_here("export", run, "--to", tmp_path / "same").exit_code == 0
+    assert rlhf_here("export", run, "--output", tmp_path / "same").exit_code == 0
     same = {path.name: path.read_bytes() for path in (tmp_path / "same").iterdir()}
     assert {file["path"]: base64.b64decode(file["content"]) for file in files} == same
 

@@ -215,11 +215,11 @@ def check_train(flags):
 
 def check_flags(command, flags):
     """The flags are ones of the command: with ``--help`` behind them, options of the chosen plugins are listed too."""
-    plain = [flag for flag in flags if flag.startswith("--")]
+    plain = [flag for flag in flags if re.match("--?[a-z]", flag)]
     shown = rlhf([command, *(flag for flag in flags if not PLACEHOLDER.match(flag)), "--help"])
     assert shown.exit_code == 0, shown.output
     for flag in plain:
-        row = rf"^\s+(?:--[\w-]+, )?{re.escape(flag)}(?:\s|$|,)|\(default: {re.escape(flag)}\)"
+        row = rf"^\s+(?:--?[\w-]+, )*{re.escape(flag)}(?:\s|$|,)|\(default: {re.escape(flag)}\)"
         assert re.search(row, shown.output, re.M), f"{command} has no {flag}\n{shown.output}"
 
 

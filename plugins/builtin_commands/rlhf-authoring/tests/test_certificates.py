@@ -98,7 +98,7 @@ def verify(rlhf_here, keys):
 
 def test_what_was_shown_is_stated(site, keys):
     site.install("cert-climb", POINTS, {"cert_climb.py": ALGO})
-    done = site.rlhf("plugins", "check", "climb", "--certificate", "climb.json", "--key", str(keys / "alice"))
+    done = site.rlhf("plugins", "check", "climb", "--output", "climb.json", "--key", str(keys / "alice"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "by SHA256:" in done.stdout
     certificate = read(site.folder / "climb.json").certificate
@@ -107,7 +107,7 @@ def test_what_was_shown_is_stated(site, keys):
     assert certificate.gradients.losses[0].error < 1e-8
     assert all(run.after > run.before + 0.3 for run in certificate.learning.runs)
     assert set(certificate.files) == {"cert_climb.py", ".dist-info/METADATA", ".dist-info/entry_points.txt"}
-    assert certificate.command.startswith("rlhf plugins check climb --certificate climb.json --key ")
+    assert certificate.command.startswith("rlhf plugins check climb --output climb.json --key ")
     assert certificate.versions["python"] == ".".join(map(str, sys.version_info[:3]))
     done = site.rlhf("plugins", "verify", "climb.json", "--signers", str(keys / "signers"))
     assert done.returncode == 0, done.stdout
@@ -292,13 +292,13 @@ def test_a_list_shows_what_was_verified(made, here, rlhf_here, verify, tmp_path)
 def test_failures_are_in_the_certificate(site, keys):
     wrong = algorithm_source(f"-advantages * {MASKED} + 0.1 * {MASKED}.detach() ** 2")
     site.install("cert-climb", POINTS, {"cert_climb.py": wrong})
-    done = site.rlhf("plugins", "check", "climb", "--certificate", "climb.json")
+    done = site.rlhf("plugins", "check", "climb", "--output", "climb.json")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "certificate, unsigned: climb.json" in done.stdout
     assert "gradients FAILED" in done.stdout
     assert "--stopped loss" in done.stdout
     assert read(site.folder / "climb.json").certificate.failures == ["gradients"]
-    refused = site.rlhf("plugins", "check", "climb", "--certificate", "climb.json")
+    refused = site.rlhf("plugins", "check", "climb", "--output", "climb.json")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "climb.json: it exists already" in refused.stderr
 
@@ -309,7 +309,7 @@ def test_a_class_in_a_file_is_certified_by_its_hash(site, keys):
         '"""A reward."""\nfrom rlhf_host import hookimpl\n\n\nclass Digits:\n    """Counts digits."""\n\n    @hookimpl\n'
         "    def score(self, trajectories):\n        return [float(sum(map(str.isdigit, row.text))) for row in trajectories]\n"
     )
-    words = ("--kind", "reward", "--certificate", "judge.json", "--key", str(keys / "alice"))
+    words = ("--kind", "reward", "--output", "judge.json", "--key", str(keys / "alice"))
     done = site.rlhf("plugins", "check", "judge.py:Digits", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     certificate = read(site.folder / "judge.json").certificate
@@ -326,10 +326,10 @@ def test_what_cannot_be_made_is_refused_first(installed, rlhf_here, keys, tmp_pa
     no_key.write_text("no key\n")
     key = keys / "alice"
     for words, said in (
-        (["--key", key], "--key needs --certificate FILE"),
-        (["--stopped", "loss"], "--stopped needs --certificate FILE"),
-        (["--certificate", tmp_path / "no/new.json"], f"there is no directory {tmp_path / 'no'}"),
-        (["--certificate", new, "--key", no_key], f"--key {no_key}: "),
+        (["--key", key], "--key needs --output FILE"),
+        (["--stopped", "loss"], "--stopped needs --output FILE"),
+        (["--output", tmp_path / "no/new.json"], f"there is no directory {tmp_path / 'no'}"),
+        (["--output", new, "--key", no_key], f"--key {no_key}: "),
     ):
         done = rlhf_here("plugins", "check", "climb", *words)
         assert (done.exit_code, done.stdout) == (2, ""), done.output

@@ -25,7 +25,7 @@ from rlhf_host import UserError
             "rlhf generate --model MODEL --data DATA",
         ),
         ("python -m openrlhf.cli.interactive_chat --pretrain 'a b'", "rlhf chat 'a b'"),
-        ("python -m verl.model_merger merge --backend fsdp --target_dir t", "rlhf export RUN_DIR --to t"),
+        ("python -m verl.model_merger merge --backend fsdp --target_dir t", "rlhf export RUN_DIR -o t"),
         ("python3 -m verl.trainer.main_eval data.path=x", "rlhf eval --model MODEL --data FILE"),
         ("python3 -m verl.trainer.main_generation_server", "rlhf generate"),
         ("python examples/data_preprocess/gsm8k.py --local_dir x", "rlhf data show PATH"),

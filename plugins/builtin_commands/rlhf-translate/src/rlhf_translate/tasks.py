@@ -55,7 +55,7 @@ _TASKS = (
     _Task(
         re.compile(r"(?:.*[./])?(?:verl[./]model_merger(?:[./]__main__)?|legacy_model_merger|model_merger)(?:\.py)?"),
         "writes checkpoints for transformers, which ours are; in another place",
-        "rlhf export RUN_DIR --to {DIRECTORY}",
+        "rlhf export RUN_DIR -o {DIRECTORY}",
         {"DIRECTORY": "target_dir"},
     ),
     _Task(re.compile(r"(?:.*[./])?verl[./]trainer[./]main_eval(?:\.py)?"), "evaluates", "rlhf eval --model MODEL --data FILE"),
@@ -85,7 +85,7 @@ _TASKS = (
     _Task(
         re.compile(r"(?:.*/)?accelerate merge-weights"),
         "merges shards of a checkpoint; ours are whole",
-        "rlhf export RUN_DIR --to DIRECTORY",
+        "rlhf export RUN_DIR -o DIRECTORY",
     ),
     _Task(
         re.compile(r"(?:.*/)?accelerate estimate-memory"),

@@ -1,4 +1,4 @@
-"""``rlhf plugins check --certificate``: what is shown beside the contract, and the certificate of all of it."""
+"""``rlhf plugins check --output``: what is shown beside the contract, and the certificate of all of it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def refuse_early(file: Path, key: Path | None) -> None:
 
     for path in (file, signature_of(file)):
         if path.exists():
-            raise UserError(f"--certificate {path}: it exists already; give the name of a new file")
+            raise UserError(f"--output {path}: it exists already; give the name of a new file")
     if not file.parent.is_dir():
-        raise UserError(f"--certificate {file}: there is no directory {file.parent}")
+        raise UserError(f"--output {file}: there is no directory {file.parent}")
     if key is not None:
         signatures.fingerprint(key)
 
@@ -211,20 +211,22 @@ def _without_empty(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 certificate_option = click.option(
-    "--certificate",
+    "--output",
+    "-o",
+    "certificate",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also compare gradients and train a tiny model, and write all that was shown to a new FILE.",
+    help="Also compare gradients and train a tiny model, and write a certificate: all that was shown, to a new FILE.",
 )
 key_option = click.option(
     "--key",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="With --certificate: sign it with this SSH key, such as ~/.ssh/id_ed25519.",
+    help="With --output: sign it with this SSH key, such as ~/.ssh/id_ed25519.",
 )
 stopped_option = click.option(
     "--stopped",
     multiple=True,
     metavar="LOSS",
-    help="With --certificate: this loss stops gradients (detach) on purpose, as loss=cispo; repeatable.",
+    help="With --output: this loss stops gradients (detach) on purpose, as loss=cispo; repeatable.",
 )

@@ -74,15 +74,15 @@ def check(
     The checks run in a separate process. If one fails, the exit code is 1. A preset is loaded and its settings are checked. A
     class in a file is FILE.py:NAME with --kind.
 
-    With --certificate, gradients of the loss are compared with its slope in float64, and a tiny model is trained for some seconds
-    to see whether its mean reward rises.
+    With --output, which writes a certificate, gradients of the loss are compared with its slope in float64, and a tiny model is
+    trained for some seconds to see whether its mean reward rises.
     """
     options, reports = parse_texts(option), []
     width = min(shutil.get_terminal_size().columns, 120)
     infos = with_hooks(name, kind, options, "no contract suite", (*PROTOCOLS, "command"))
     if certificate is None:
         if key is not None or stopped:
-            raise UserError(f"{'--key' if key is not None else '--stopped'} needs --certificate FILE")
+            raise UserError(f"{'--key' if key is not None else '--stopped'} needs --output FILE")
     else:
         infos = [info for info in infos if info.kind != "preset"] or infos
         if len(infos) > 1:

@@ -44,7 +44,12 @@ def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("kind", callback=_known_kind, shell_complete=_complete_kind)
 @click.argument("name")
 @click.option(
-    "--output", default=".", metavar="DIR", type=click.Path(path_type=Path), help="Directory for the new folder; default: here."
+    "--output",
+    "-o",
+    default=".",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory for the new folder; default: here.",
 )
 @click.option("--description", metavar="TEXT", help="What it is, in one line.")
 @click.option("--author", default="", metavar="NAME", help="The author.")

@@ -37,19 +37,21 @@ def which_model(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @which_model
-@click.option("--to", required=True, metavar="DIR|FILE.gguf|gguf", help="Where to write; gguf: RUN.gguf in this directory.")
+@click.option(
+    "--output", "-o", required=True, metavar="DIR|FILE.gguf|gguf", help="Where to write; gguf: RUN.gguf in this directory."
+)
 @click.option(
     "--converter", type=click.Path(path_type=Path), help="llama.cpp's convert_hf_to_gguf.py, if it is not on the PATH."
 )
-def export(run: Path, checkpoint: str | None, role: str, dtype: str | None, to: str, converter: Path | None) -> None:
+def export(run: Path, checkpoint: str | None, role: str, dtype: str | None, output: str, converter: Path | None) -> None:
     """Write the model of RUN as a directory that transformers and vLLM load, or as a GGUF file.
 
     RUN is a run directory or a checkpoint in it. Adapters are merged. The directory has the tokenizer, the chat template and
     a model card with the run's figures, data and settings. GGUF files are written by llama.cpp's own converter.
     """
     model = chosen_model(run, checkpoint, role)
-    if to == GGUF or to.endswith(f".{GGUF}"):
-        output = _output(f"{model.run.absolute().name}.{GGUF}" if to == GGUF and model.run else to, model)
+    if output == GGUF or output.endswith(f".{GGUF}"):
+        path = _path(f"{model.run.absolute().name}.{GGUF}" if output == GGUF and model.run else output, model)
         phase("Loading libraries")
         from rlhf_runs.export import export as write
         from rlhf_runs.gguf import convert, find_converter
@@ -57,17 +59,17 @@ def export(run: Path, checkpoint: str | None, role: str, dtype: str | None, to: 
         command = find_converter(converter)
         with Scratch("rlhf-export-", tempfile.gettempdir()) as scratch:
             write(model, scratch / "model", dtype, role)
-            convert(command, scratch / "model", output)
-        click.echo(f"{output}: {described(model)}")
+            convert(command, scratch / "model", path)
+        click.echo(f"{path}: {described(model)}")
         return
     if converter is not None:
-        raise UserError("--converter is for GGUF files: give --to FILE.gguf, or leave it out")
-    output = _output(to, model)
+        raise UserError("--converter is for GGUF files: give --output FILE.gguf, or leave it out")
+    path = _path(output, model)
     phase("Loading libraries")
     from rlhf_runs.export import export as write
 
-    written = write(model, output, dtype, role)
-    click.echo(f"{output}: {described(model)}, {written}")
+    written = write(model, path, dtype, role)
+    click.echo(f"{path}: {described(model)}, {written}")
 
 
 def chosen_model(run: Path, checkpoint: str | None, role: str) -> RunModel:
@@ -89,21 +91,21 @@ def described(model: RunModel) -> str:
     return f"{path.relative_to(run)} of {model.run}{step}"
 
 
-def _output(to: str, model: RunModel) -> Path:
+def _path(output: str, model: RunModel) -> Path:
     """Returns the output path. Raises ``UserError`` if nothing can be written there, or if the run itself keeps its models
     there.
     """
-    output, empty = Path(to), False
-    if output.is_dir() and not output.is_symlink() and output.suffix != f".{GGUF}":
-        empty = not any(output.iterdir())
-    if not to or (empty and output.name in ("", "..")):
-        raise UserError(f"--to {to!r} names no directory to write: give a new name")
-    if not empty and (output.exists() or output.is_symlink()):
-        raise UserError(f"{output} exists: choose another --to")
-    above = next(parent for parent in output.absolute().parents if parent.exists() or parent.is_symlink())
+    path, empty = Path(output), False
+    if path.is_dir() and not path.is_symlink() and path.suffix != f".{GGUF}":
+        empty = not any(path.iterdir())
+    if not output or (empty and path.name in ("", "..")):
+        raise UserError(f"--output {output!r} names no directory to write: give a new name")
+    if not empty and (path.exists() or path.is_symlink()):
+        raise UserError(f"{path} exists: choose another --output")
+    above = next(parent for parent in path.absolute().parents if parent.exists() or parent.is_symlink())
     if not above.is_dir():
-        raise UserError(f"{output} cannot be written: {above} is not a directory; choose another --to")
+        raise UserError(f"{path} cannot be written: {above} is not a directory; choose another --output")
     for own in (model.run / "model", model.run / "checkpoints") if model.run else ():
-        if output.resolve().is_relative_to(own.resolve()):
-            raise UserError(f"{output} is in {own}, which the run keeps for itself: choose another --to")
-    return output
+        if path.resolve().is_relative_to(own.resolve()):
+            raise UserError(f"{path} is in {own}, which the run keeps for itself: choose another --output")
+    return path

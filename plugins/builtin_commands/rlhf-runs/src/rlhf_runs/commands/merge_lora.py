@@ -18,7 +18,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.command("merge-lora")
 @click.argument("adapter", type=click.Path(path_type=Path))
 @click.option("--base", help="The model it was trained on, if it is not where the adapter says: a directory or hub name.")
-@click.option("--output", type=click.Path(path_type=Path), help="Where to write; default: ADAPTER-merged.")
+@click.option("--output", "-o", metavar="DIR", type=click.Path(path_type=Path), help="Where to write; default: ADAPTER-merged.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="Type of the weights; default: the base's own.")
 def merge_lora(adapter: Path, base: str | None, output: Path | None, dtype: str | None) -> None:
     """Merge a LoRA adapter into its base and write the whole model.
