@@ -66,9 +66,8 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     for line in [
         *disk.told(config, start, outlines, Path(str(config.run_dir)), config.train.steps or STEPS),
         *forecasts(config, manager),
+        *(saved.report if saved is not None else ()),
     ]:
-        click.echo(line)
-    for line in saved.report if saved is not None else ():
         click.echo(line)
     for split in ("train", "eval") if saved is None else ():
         for line in _data(config, split, tokenizer, needs, manager, rows):

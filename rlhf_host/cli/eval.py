@@ -133,9 +133,7 @@ def _print_table(metrics: Mapping[str, float]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("metric")
-    table.add_column("value", justify="left")
+    table = Table("metric", "value", box=None, pad_edge=False)
     for name in metrics:
         if not name.endswith("/stderr"):
             table.add_row(Text(visible(name)), figure(metrics, name))

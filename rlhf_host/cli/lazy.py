@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhf_host.cli.help_text import Context, dress
+from rlhf_host.cli.plugin_names import matching
 from rlhf_host.errors import PluginError, UserError, closest, near_matches
 from rlhf_host.plugins.about import about, help_group
 from rlhf_host.plugins.catalogue import offered
@@ -128,12 +129,9 @@ class CommandGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands and the group's own flags; click would import every command for its help."""
-        from click.shell_completion import CompletionItem
-
         texts = {name: about(info) for name, info in self.installed().items()}
         texts |= {name: command.get_short_help_str(200) for name, command in self.commands.items() if not command.hidden}
-        names = [CompletionItem(name, help=text) for name, text in texts.items() if name.startswith(incomplete)]
-        return names + click.Command.shell_complete(self, ctx, incomplete)
+        return matching(texts, incomplete) + click.Command.shell_complete(self, ctx, incomplete)
 
 
 @contextlib.contextmanager

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import click
+from rich.cells import cell_len
 
 from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.cli.plugin_names import complete_plugin, kind_option, left_out
+from rlhf_host.errors import visible
 from rlhf_host.plugins.about import about
 from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
 from rlhf_host.plugins.reach import with_reach
@@ -19,7 +20,7 @@ from rlhf_host.plugins.reach import with_reach
 HELP_GROUP = "Plugins"
 
 WIDE = 140
-"""Columns from which on a table has all there is to say."""
+"""Columns from which on a list names distributions too."""
 
 FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 """Keys of ``--json``."""
@@ -37,7 +38,7 @@ FIELDS = ("kind", "name", "distribution", "version", "api", "status", "summary")
 )
 @click.pass_context
 def plugins(ctx: click.Context, as_json: bool, kind: str | None, disable: Sequence[str]) -> None:
-    """List installed plugins: kind, name and what each does; on a wide terminal also version, API range, status and distribution.
+    """List installed plugins by kind: the name and what each does; on a wide terminal, and in a pipe, also the distribution.
 
     This imports no plugin: it reads metadata and docstrings. Status: ok; incompatible (made for another rlhf-host); conflict (two
     distributions use the name: choose with distribution:name); missing (its module does not exist); broken (a command that
@@ -49,28 +50,31 @@ def plugins(ctx: click.Context, as_json: bool, kind: str | None, disable: Sequen
     infos = with_reach([replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)])
     if as_json:
         click.echo(json.dumps([{field: getattr(info, field) for field in FIELDS} for info in infos], indent=2))
-    elif infos:
-        click.echo("\n".join(_table(infos, shutil.get_terminal_size().columns)))
     else:
-        click.echo(f"No {kind} plugins installed." if kind else "No plugins installed.")
+        width = shutil.get_terminal_size((10_000, 24)).columns  # in a pipe a plugin is one line
+        click.echo("\n".join(_listing(infos, width)) or f"No {kind} plugins installed.")
 
 
-def _table(infos: Sequence[PluginInfo], width: int) -> Iterator[str]:
-    """A line per plugin, as wide as there is room; below it what is wrong with it."""
-    rows = [("KIND", "NAME", "VERSION", "API", "STATUS", "DISTRIBUTION")]
-    rows += [(info.kind, info.name, info.version, info.api, info.status, info.distribution) for info in infos]
-    columns = range(len(rows[0]) if width >= WIDE else 2)
-    widths = [max(len(row[column]) for row in rows) for column in columns]
-    for info, row in zip([None, *infos], rows, strict=True):
-        line = "  ".join(row[column].ljust(size) for column, size in zip(columns, widths, strict=True))
-        room = width - len(line) - 2
-        text = "ABOUT" if info is None else info.summary
-        yield f"{line}  {text if len(text) <= room else text[: room - 1].rstrip() + '…'}".rstrip()
-        if info is not None and info.problem:
-            yield from (f"    {note}" for note in wrap(f"{info.status}: {info.problem}", width - 4))
+def _listing(infos: Sequence[PluginInfo], width: int) -> Iterator[str]:
+    """Yields plugins by kind, the sentence wrapped beside the name, and below it what is wrong with the plugin."""
+    for kind in dict.fromkeys(info.kind for info in infos):
+        members = [info for info in infos if info.kind == kind]
+        yield click.style(f"{kind} ({len(members)})", bold=True)
+        size = min(max(len(info.name) for info in members), width // 3) + 4
+        for info in members:
+            source = f" ({info.distribution} {info.version})" if width >= WIDE else ""
+            head = f"  {visible(info.name)}  ".ljust(size)
+            yield from wrap(visible(info.summary + source), width, head, " " * size) or [head.rstrip()]
+            if info.problem:
+                yield from wrap(visible(f"{info.status}: {info.problem}"), width, "    ", "    ")
 
 
 def wrap(text: str, width: int, head: str = "", indent: str = "") -> list[str]:
-    """Lines of at most ``width`` characters; the first begins with ``head``, the others with ``indent``."""
-    wrapper = textwrap.TextWrapper(max(width, 20), head, indent, break_long_words=False, break_on_hyphens=False)
-    return wrapper.wrap(text)
+    """Lines of at most ``width`` columns, unless one word is longer; the first begins with ``head``, the others with ``indent``."""
+    lines, gap = [head], ""
+    for word in text.split():
+        if lines[-1].strip() and cell_len(lines[-1] + gap + word) > width:
+            lines, gap = [*lines, indent], ""
+        lines[-1] += gap + word
+        gap = " "
+    return [line.rstrip() for line in lines] if text.split() else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -187,3 +188,22 @@ def test_models_that_cannot_be_planned(plan, directory, tmp_path):
     assert "no memory can be planned for it: " in refused(plan("--actor.model", str(config.parent)))
     config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 3584, "vocab_size": 0}))
     assert "has an impossible vocab_size: 0" in refused(plan("--actor.model", str(config.parent)))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_the_table_fits_the_terminal(width):
+    from rlhf_plan.command import NOTE, Plan
+    from rlhf_plan.items import GB, PARTS
+    from rlhf_plan.phases import Phase
+
+    parts = {part: place * GB for place, part in enumerate(PARTS, start=1)}
+    phases = [
+        Phase(SimpleNamespace(name="actor+reference", devices=8), name, parts, 0.9)
+        for name in ("models are loaded", "training")
+    ]
+    lines = Plan(phases, [NOTE], None, "cuda").lines(width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).replace(",", " ").replace(":", " ").split()
+    assert {*PARTS, "sum", "training", *(f"{place:.1f}" for place in range(1, len(PARTS) + 1))} <= {*words}
+    if width == 200:
+        assert len(lines) == 4, "a row is a line where there is room"

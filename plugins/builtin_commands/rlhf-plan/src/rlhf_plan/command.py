@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlhf_host import UserError
-from rlhf_host.commands import near_matches, phase
+from rlhf_host.commands import near_matches, phase, wrap
 from rlhf_host.protocols import DeviceKind
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, merge_needs, resolve
 from rlhf_plan.items import GB, PARTS
@@ -148,15 +149,28 @@ class Plan:
         notes = [NOTE, more] if needs.samples and row is None else [NOTE]
         return cls(phases, notes, problem(phases, planner, start, runtime), device)
 
-    def lines(self) -> list[str]:
-        """Returns the table, with the columns that something is in, and the notes."""
+    def lines(self, width: int | None = None) -> list[str]:
+        """Returns the table, with the columns that something is in, and the notes.
+
+        Args:
+            width: columns there are; default: those of the terminal, and any number where there is none. Where the table is
+                wider, a row's name is above its numbers, and where these are wider alone, they are a list.
+        """
+        width = width or shutil.get_terminal_size((10_000, 24)).columns
         parts = [part for part in PARTS if any(phase.parts.get(part) for phase in self.phases)]
         where = "GB on each device" if self.device == "cuda" else "GB on each CPU"
         rows = [[where, *parts, "sum"], *(_row(phase, parts) for phase in self.phases)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
+        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        numbers = ["  ".join(map(str.rjust, row[1:], widths)) for row in rows]
+        if first + 2 + len(numbers[0]) <= width:
+            table = [f"{row[0]:<{first}}  {text}" for row, text in zip(rows, numbers, strict=True)]
+        elif len(numbers[0]) + 2 <= width:
+            table = [line for row, text in zip(rows, numbers, strict=True) for line in (row[0], f"  {text}")]
+        else:
+            listed = (f"{row[0]}: {', '.join(map(' '.join, zip(rows[0][1:], row[1:], strict=True)))}" for row in rows[1:])
+            table = [where, *(line for text in listed for line in wrap(text, width, indent="  "))]
         choices = [f"{name} {choice}." for each in self.phases for name, choice in each.choices.items()]
-        return [*table, *choices, *self.notes]
+        return [*table, *(line for text in (*choices, *self.notes) for line in wrap(text, width))]
 
     def json(self) -> str:
         """Returns a JSON object, with bytes."""

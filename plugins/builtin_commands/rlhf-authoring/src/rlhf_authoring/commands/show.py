@@ -69,7 +69,7 @@ def _description(info: PluginInfo, inside: Inspection, width: int) -> Iterator[s
         yield "  options" if inside.options else "  options  none"
     for option in inside.options:
         default = "required" if option["default"] is None else f"default {option['default']}"
-        yield f"    {option['name']}  {option['type']}, {default}"
+        yield from wrap(f"{option['type']}, {default}", width, f"    {option['name']}  ", "      ")
         yield from (f"        {line}" for line in wrap(option["description"], width - 8))
 
 
