@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_host import hookspecs, protocols
+from rlhf_host.installed import offered
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {path.parent.name: path.parent / "src" for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml"))}
@@ -54,6 +55,26 @@ def test_the_host_imports_no_package_beside_it():
         if module.partition(".")[0] in beside
     ]
     assert found == []
+
+
+CHOSEN = re.compile(r'\b(algo|reward)s?="(\w+)"')
+
+
+def test_tests_of_a_package_train_with_a_plugin_of_another_only_where_that_is_installed():
+    """A package alone with the host passes its own tests (test_alone)."""
+    loose, found = [], 0
+    for name, source in SOURCES.items():
+        requires = (source.parent / "pyproject.toml").read_text(encoding="utf-8")
+        for path in sorted((source.parent / "tests").rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            for kind, chosen in {*CHOSEN.findall(text)} if "train(" in text else ():
+                owner = offer.distribution if (offer := offered()[kind].get(chosen)) else name
+                found += owner != name
+                asked = f'"{owner.replace("-", "_")}"' in text or f'find("{kind}", "{chosen}")' in text
+                if owner not in requires and not asked:
+                    loose.append(f"{path.relative_to(ROOT)}: {kind} {chosen} is of {owner}")
+    assert found > 8
+    assert loose == []
 
 
 DISTRIBUTED = re.compile(r"(?<!torch\.)\bdistributed[./](deepspeed|ray|split|sync|vllm)\b|\brlhf_host[./]distributed\b")

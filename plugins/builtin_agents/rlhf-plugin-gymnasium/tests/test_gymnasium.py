@@ -260,6 +260,7 @@ def test_bad_options(options, message):
 
 
 def test_a_run_trains_on_what_the_environment_pays(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 2}
     data = {"sources": [{"path": "gymnasium", "size": 8, "prompt": "12+13="}]}
     agent = {"name": "gymnasium", "id": "Even-v0", "prompt": "{prompt}", "max_turns": 3}
@@ -271,6 +272,7 @@ def test_a_run_trains_on_what_the_environment_pays(tmp_path):
 
 @pytest.mark.parametrize("split", ["data", "eval"])
 def test_a_run_without_an_environment_is_refused_before_it_samples(tmp_path, split):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     named, unnamed = ({"sources": [{"path": "gymnasium", "size": 8, **more}]} for more in ({"id": "Even-v0"}, {}))
     data = {"data": unnamed} if split == "data" else {"data": named, "eval": {"data": unnamed}}
     setting = {"data": "data", "eval": "eval.data"}[split]

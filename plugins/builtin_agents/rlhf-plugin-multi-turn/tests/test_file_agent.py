@@ -61,6 +61,7 @@ def test_each_episode_has_an_environment_of_its_own(play):
 
 
 def test_an_environment_without_a_reward_is_judged_by_plugins(play):
+    pytest.importorskip("rlhf_plugin_math_verifier", reason="a whole run needs a reward")
     rows = play("Judged", rewards="math_verifier")
     assert {row.reward for row in rows} <= {0.0, 1.0}
 
@@ -154,6 +155,7 @@ def test_a_file_with_several_asks_which(tmp_path):
 
 
 def test_two_steps_of_training_and_a_file_that_changed(tmp_path, caplog):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     path = tmp_path / "game.py"
     path.write_text(Path(FILE).read_text())
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 1, "train.threads": 1, "rollout.max_new_tokens": 8}

@@ -177,6 +177,7 @@ def test_bad_options(options, message):
 
 
 def test_a_run_needs_a_server_that_answers_and_trains_on_its_rewards(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 4}
     settings |= {"model": "quickstart", "data": SUMS, "run_dir": str(tmp_path / "run")}
     with Server(room=8) as server:

@@ -282,6 +282,7 @@ def model(tmp_path_factory):
 
 def trained(model, folder, steps, **agent):
     """Rows of a run on TicTacToe, where a random letter is sometimes a move. Games are cut short: they get longer as it learns."""
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": steps, "train.threads": 1, "rollout.max_new_tokens": 1}
     settings |= {"model": str(model), "actor.lr": 1e-2, "trajectories.every": 1, "seed": 1}
     data = {"sources": [{"path": "textarena", "games": ["TicTacToe-v0"], "size": 16}]}

@@ -244,6 +244,7 @@ def test_a_machine_that_cannot_contain_is_refused_unless_it_is_trusted(judge):
 
 
 def test_two_steps_of_training(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 4}
     data = [{"prompt": f"{n}+{n}=", "label": {"inputs": [""], "outputs": [""]}} for n in range(1, 5)]
     made = {"model": "quickstart", "data": data, "run_dir": str(tmp_path / "run")}

@@ -156,6 +156,7 @@ def test_addresses_with_commas_are_one_reward(comma):
 
 
 def test_a_run_trains_on_what_servers_say_and_does_not_start_without(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 4}
     settings |= {"model": "quickstart", "data": [{"prompt": "12+34=", "label": "46"}, {"prompt": "5+6=", "label": "11"}]}
 

@@ -296,6 +296,7 @@ def test_bad_options(options, message):
 
 
 def test_a_run_trains_on_judgements_and_does_not_start_without_its_judge(tmp_path, counting, monkeypatch):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 4, "train.batch_size": 2, "train.steps": 2, "train.threads": 1, "rollout.max_new_tokens": 4}
     settings |= {"model": "quickstart", "data": [{"prompt": "12+34=", "label": "46"}, {"prompt": "5+6=", "label": "11"}]}
     reward = {"llm_judge": {"name": "llm_judge", "model": "m", "base_url": counting.url}}

@@ -86,6 +86,7 @@ def test_bad_options(options, message):
 
 
 def test_ten_steps_on_three_data_sets(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
     settings = {"rollout.n": 2, "train.batch_size": 4, "train.steps": 10, "train.threads": 1, "rollout.max_new_tokens": 6}
     data = {"sources": [{"path": "reasoning_gym", "datasets": MIX, "size": 64}]}
     made = {"model": "quickstart", "data": data, "run_dir": str(tmp_path / "run"), "checkpoint.final": False}
