@@ -55,7 +55,7 @@ def test_every_kind_has_its_group(here, kind):
         (["rlhf-host>=0.10,<0.11"], ">=0.10,<0.11", "ok"),
         (["rlhf_host (>=0.9, <2)"], ">=0.9,<2", "ok"),
         (["rlhf-host<0.11,>=0.10"], ">=0.10,<0.11", "ok"),
-        (["numpy", "RLHF.Host[ray] ~=0.10.0"], "~=0.10.0", "ok"),
+        (["numpy", f"RLHF.Host[ray] ~={rlhf_host.__version__}"], f"~={rlhf_host.__version__}", "ok"),
         (["rlhf-host>=0.9", "rlhf-host<2; python_version > '3'"], ">=0.9,<2", "ok"),
         (["rlhf-host"], "any", "ok"),
         (["rlhf-host @ https://example.org/rlhf-host.whl"], "any", "ok"),
