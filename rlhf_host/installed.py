@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlhf_host.plugins.catalogue import OTHERS as OTHERS
     from rlhf_host.plugins.catalogue import OURS as OURS
     from rlhf_host.plugins.catalogue import Offer as Offer
+    from rlhf_host.plugins.catalogue import install_line as install_line
     from rlhf_host.plugins.catalogue import offered as offered
     from rlhf_host.plugins.discovery import GROUPS as GROUPS
     from rlhf_host.plugins.discovery import HOOKED as HOOKED

@@ -28,5 +28,5 @@ def __getattr__(name: str) -> Any:
         left_behind = name in _NAMES and getattr(sys.modules.get(PACKAGE), "__file__", None) is None
         if not left_behind or (isinstance(error, ModuleNotFoundError) and error.name != PACKAGE):
             raise
-        way = "pip install --find-links dist 'rlhf-host[testing]'"
+        way = "pip install -c dist/wheels.txt 'rlhf-host[testing]'"
         raise ImportError(f"rlhf_host.testing.{name} is in the package rlhf-authoring: {way}") from error

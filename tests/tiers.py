@@ -50,6 +50,11 @@ SLOW = {
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
     "tests/packaging/test_template_built.py": ("", "the template in a wheel of a clone and in one of an sdist"),
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),
+    "tests/packaging/test_held.py": ("", "pip, against a package index of a stranger"),
+    "tests/packaging/test_release.py": (
+        "made_in_a_copy|problems|lacks|are_named",
+        "a small release, built and checked; how the version is raised at every change",
+    ),
     "tests/packaging/test_constraints.py": (
         "fit_together|are_noticed",
         "versions for GPUs, resolved from the index; that all files agree at every change",

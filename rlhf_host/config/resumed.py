@@ -15,6 +15,7 @@ from rlhf_host.config.resolve import chosen, found_under
 from rlhf_host.config.run_dir import CONFIG, PLUGINS, STATE, checkpoint_dirs
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import PluginError
+from rlhf_host.plugins.catalogue import install_line
 from rlhf_host.plugins.discovery import discover
 
 _ANOTHER_RUN = re.compile(
@@ -45,7 +46,7 @@ def require_plugins(run_dir: Path, config: RunConfig, kinds: Collection[str] = (
             if not Path(home).is_file() and (kind, entry["alias"], home) in paths:
                 lines.append(f"{lost} there any more: put it back, or choose another {kind}")
         elif home and (kind, name) in names - installed:
-            lines.append(f"{lost} installed any more: pip install {home}=={version}")
+            lines.append(f"{lost} installed any more: {install_line(f'{home}=={version}')}")
     fail(lines, PluginError)
 
 

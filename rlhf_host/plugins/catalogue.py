@@ -6,8 +6,9 @@ Only these names ever get an install line: guessing package names invites squatt
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,15 +29,22 @@ class Offer(NamedTuple):
     wanted: str
     """The words that pip is to install."""
     line: str
-    """The whole command."""
-    options: tuple[str, ...] = ()
-    """Further options for pip, such as where the packages are."""
+    """The whole command, with further options for pip, such as where the packages are."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Offer:
         wanted = entry.get("requirement") or entry["name"]
-        line = " ".join(filter(None, ("pip install", entry.get("pip_options"), shlex.quote(wanted))))
-        return cls(entry["name"], wanted, line, tuple(shlex.split(entry.get("pip_options") or "")))
+        return cls(entry["name"], wanted, _line([entry.get("pip_options")], wanted))
+
+
+def install_line(*words: str) -> str:
+    """Returns pip's command for names, versions and flags, with the options that the lists have for these names."""
+    named = {normalised(re.split(r"[^\w.-]", word)[0]) for word in words}
+    return _line({entry.get("pip_options"): 1 for entry in _entries() if normalised(entry["name"]) in named}, *words)
+
+
+def _line(options: Iterable[str | None], *words: str) -> str:
+    return " ".join(filter(None, ("pip install", *options, *map(shlex.quote, words))))
 
 
 @cache

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from importlib_metadata import PackageNotFoundError, requires
 from packaging.requirements import InvalidRequirement, Requirement
 
 from rlhf_host.errors import PluginError, UserError, a, in_one_line
 from rlhf_host.plugins.discovery import HOST, PluginInfo, normalised
 from rlhf_host.plugins.python_objects import has_hooks
+from rlhf_host.plugins.requirements import installed_as
 from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits, Traits, WeightSyncTraits
 
 TRAITS: dict[str, type[Traits]] = {
@@ -67,26 +68,20 @@ def require_library(library: str, what: str) -> None:
 
 
 def _is_there(library: str) -> bool:
-    try:
+    # A module without a spec, as tests put in place of one; or without its package.
+    with suppress(ValueError, ModuleNotFoundError):
         return importlib.util.find_spec(library) is not None
-    except (ValueError, ModuleNotFoundError):  # a module without a spec, as tests put in place of one; or without its package
-        return False
+    return False
 
 
 @cache
 def _what_brings(library: str, distribution: str) -> str:
     """The distribution with the extra that requires the library; without such an extra the library itself."""
-    try:
-        lines = requires(distribution) or []
-    except PackageNotFoundError:
-        lines = []
-    for line in lines:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        marker = str(requirement.marker or "")
-        if normalised(requirement.name) == normalised(library) and "extra ==" in marker:
-            extra = marker.split("extra ==")[1].split()[0].strip("\"'() ")
-            return f"'{distribution}[{extra}]'"
+    own = installed_as(distribution)
+    for line in (own.requires or ()) if own else ():
+        with suppress(InvalidRequirement):
+            requirement, marker = Requirement(line), line.partition("extra ==")[2]
+            if marker and normalised(requirement.name) == normalised(library):
+                extra = marker.split()[0].strip("\"'() ")
+                return f"'{distribution}[{extra}]'"
     return normalised(library)

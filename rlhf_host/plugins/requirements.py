@@ -37,7 +37,7 @@ def pinned(plugins: Iterable[str], extras: Iterable[str] = ()) -> str:
 
 def extras_of_host() -> list[str]:
     """The extras of ``rlhf-host`` that bring libraries for running."""
-    host = _installed(HOST)
+    host = installed_as(HOST)
     stated = host.metadata.get_all("Provides-Extra") or [] if host else []
     return [extra for extra in stated if extra not in ("dev", "testing", "docs")]
 
@@ -48,7 +48,7 @@ def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:
     """
     required: dict[str, Distribution] = {}
     seen: dict[str, frozenset[str]] = {}
-    installed = cache(_installed)
+    installed = cache(installed_as)
     waiting = list(roots.items())
     while waiting:
         name, extras = waiting.pop()
@@ -64,12 +64,12 @@ def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:
 
 def lacking(distribution: str) -> list[str]:
     """Returns the distributions that this one requires, itself and not by an extra, and that are not installed."""
-    own = _installed(distribution)
+    own = installed_as(distribution)
     needed = [name for name, _ in _requirements(own, frozenset())] if own else []
-    return [name for name in needed if not _installed(name) and not _installed(OTHER_BUILDS.get(name, name))]
+    return [name for name in needed if not installed_as(name) and not installed_as(OTHER_BUILDS.get(name, name))]
 
 
-def _installed(name: str) -> Distribution | None:
+def installed_as(name: str) -> Distribution | None:
     """The distribution of this name: looked for, which is faster than reading the metadata of all."""
     with suppress(Exception):  # there is none, or its metadata cannot be read
         return distribution if (distribution := Distribution.from_name(name)).name else None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, failing_as, in_one_line, near_matches
-from rlhf_host.plugins.catalogue import offered
+from rlhf_host.plugins.catalogue import install_line, offered
 from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
 from rlhf_host.plugins.hints import UnknownName, of_packages
 from rlhf_host.plugins.python_files import describe_class, import_file, is_in_file
@@ -178,7 +178,7 @@ def imported(info: PluginInfo) -> Any:
         except PluginError as error:
             if not isinstance(error.__cause__, ImportError) or not (absent := lacking(info.distribution)):
                 raise
-            raise PluginError(f"{info} needs {', '.join(absent)}: pip install {' '.join(absent)}") from error.__cause__
+            raise PluginError(f"{info} needs {', '.join(absent)}: {install_line(*absent)}") from error.__cause__
     for part in info.attribute.split("."):
         try:
             value = getattr(value, part)

@@ -417,7 +417,7 @@ class Policy(Protocol):
 
     async def endpoint(self) -> Endpoint:
         """Returns a base URL for the policy that OpenAI's clients understand, valid as long as the episode lasts. Its calls are
-        in the same tree. Raises ``PluginError`` without a server (``pip install rlhf-server``).
+        in the same tree. Raises ``PluginError`` without a server (the package ``rlhf-server``).
         """
 
     def trajectories(self, final: str | None = None) -> list[Trajectory]:

@@ -212,8 +212,8 @@ class AgentNeeds(Needs):
     episodes_at_once: int | None = None
     """Number of its episodes that are played at the same time, for each split. Their deadlines begin with them."""
     server: bool = False
-    """True: it calls ``policy.endpoint()``, so a run without an installed server (``pip install rlhf-server``) is refused before
-    it starts.
+    """True: it calls ``policy.endpoint()``, so a run without an installed server (the package
+    ``rlhf-server``) is refused before it starts.
     """
 
 

@@ -20,6 +20,7 @@ from rlhf_host.plugins.discovery import GROUPS, HOST, PluginInfo, discover, norm
 
 ROOT = Path(__file__).resolve().parents[2]
 
+OPTIONS: str | None = "-c dist/wheels.txt"  # until a package index has them
 CERTIFICATES = ROOT / "certificates"
 """Certificates of the project's plugins, if it has any."""
 
@@ -122,20 +123,18 @@ def our_index(folder: Path = CERTIFICATES) -> Index:
     entries = []
     for project in projects():
         name, host = project["name"], project["name"] == HOST
-        if name not in plugins:
-            continue  # what other packages require
         entries.append(
             {
                 "name": name,
                 "version": rlhf_host.__version__ if host else project["version"],
                 "summary": project["description"],
                 "api": f"=={rlhf_host.__version__}" if host else _host_range(project["dependencies"]),
-                "pip_options": "--find-links dist",
-                "plugins": plugins[name],
+                "pip_options": OPTIONS,
+                "plugins": plugins.get(name, []),
             }
         )
     note = "No package index has these packages yet: `make wheels`, in a clone of the repository, builds them into `dist`."
-    return Index.model_validate({"note": note, "distributions": entries})
+    return Index.model_validate({"note": note if OPTIONS else None, "distributions": entries})
 
 
 def _host_range(requirements: Sequence[str]) -> str:

@@ -64,6 +64,6 @@ def test_without_the_package_its_names_say_what_to_install(left):
     """A folder that the package has left behind is a module without a file."""
     code = f"import sys, types; sys.modules['rlhf_authoring'] = {left}\nfrom rlhf_host.testing import write_tiny_model"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    way = "pip install --find-links dist 'rlhf-host[testing]'"
+    way = "pip install -c dist/wheels.txt 'rlhf-host[testing]'"
     said = f"ImportError: rlhf_host.testing.write_tiny_model is in the package rlhf-authoring: {way}\n"
     assert done.stderr.endswith(said), done.stderr

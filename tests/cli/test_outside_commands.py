@@ -279,7 +279,7 @@ def test_near_matches_look_at_what_is_not_installed_too(rlhf_here, monkeypatch, 
     )
     *group, typed, meant = words.split()
     done = rlhf_here(*group, typed)
-    line = f"pip install --find-links dist {package}"
+    line = f"pip install -c dist/wheels.txt {package}"
     said = f"Error: no command {typed!r}; did you mean {meant!r}? It is not installed: {line}\n"
     assert (done.exit_code, done.stderr) == (2, said)
 
@@ -290,7 +290,7 @@ def test_a_package_that_is_not_installed_may_be_named(rlhf_here, monkeypatch):
         lazy, "discover", lambda disabled=False: [info for info in discover(disabled) if info.distribution != "rlhf-runs"]
     )
     done = rlhf_here("rlhf-runs:runs")
-    said = "Error: no command 'rlhf-runs:runs' is installed; pip install --find-links dist rlhf-runs\n"
+    said = "Error: no command 'rlhf-runs:runs' is installed; pip install -c dist/wheels.txt rlhf-runs\n"
     assert (done.exit_code, done.stderr) == (2, said)
     assert "is installed" not in rlhf_here("other:runs").stderr
 
@@ -310,5 +310,5 @@ def test_one_of_the_project_that_is_not_installed_says_how_to_get_it(rlhf_here, 
         lazy, "discover", lambda disabled=False: [info for info in discover(disabled) if info.distribution != package]
     )
     done = rlhf_here(*command.split(), "runs/one")
-    said = f"Error: no command {command.split()[-1]!r} is installed; pip install --find-links dist {package}\n"
+    said = f"Error: no command {command.split()[-1]!r} is installed; pip install -c dist/wheels.txt {package}\n"
     assert (done.exit_code, done.stderr) == (2, said)

@@ -41,7 +41,7 @@ def test_every_plugins_name_is_understood_as_a_command():
 
 def test_a_listed_plugin_that_is_not_installed_can_be(monkeypatch):
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rloo")
-    said = "'rloo' is an algo that is not installed: pip install --find-links dist rlhf-plugin-rloo"
+    said = "'rloo' is an algo that is not installed: pip install -c dist/wheels.txt rlhf-plugin-rloo"
     assert rlhf("rloo").stderr == f"Error: no command 'rloo'; {said}\n"
 
 
@@ -62,6 +62,6 @@ def test_an_option_that_takes_one_value_is_given_once():
 
 def test_where_nothing_explains_words_it_is_told_what_does(monkeypatch):
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rlhf-translate:translate")
-    line = "names of other projects are explained after pip install --find-links dist rlhf-translate"
+    line = "names of other projects are explained after pip install -c dist/wheels.txt rlhf-translate"
     assert rlhf("ls").stderr == f"Error: no command 'ls'; rlhf --help lists them; {line}\n"
     assert rlhf("data", "head").stderr == f"Error: no command 'head'; rlhf data --help lists them; {line}\n"

@@ -106,7 +106,7 @@ def test_a_preset_whose_plugin_is_missing_says_what_to_install(flags, monkeypatc
     monkeypatch.setattr(resolving, "discover", lambda: without)
     result = train("--config", "scalerl", *flags)
     assert result.exit_code == 2
-    message = "no extension named 'dynamic_filtering' is installed; pip install --find-links dist rlhf-plugin-dapo"
+    message = "no extension named 'dynamic_filtering' is installed; pip install -c dist/wheels.txt rlhf-plugin-dapo"
     assert result.stderr.splitlines()[-1].endswith(message)
 
 

@@ -20,7 +20,7 @@ from rlhf_plugin_shapes.model import make_model
 from rlhf_plugin_shapes.rows import write_rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_host.plugins.catalogue import offered
+from rlhf_host.plugins.catalogue import install_line, offered
 
 from .conftest import DOCS, PAGES, ROOT, blocks, commands
 
@@ -154,12 +154,13 @@ def test_a_command_on_a_page_is_true(page, words, sandbox, finished, installed, 
     elif program == "python":
         assert (ROOT / rest[0]).is_file()
     else:
-        if rest[1] == "-c":
-            assert (ROOT / rest[2]).is_file()
+        held = False
+        while rest[1] == "-c":
+            held |= rest[2] == "dist/wheels.txt"
+            assert rest[2] == "dist/wheels.txt" or (ROOT / rest[2]).is_file()
             del rest[1:3]
-        linked = rest[1:3] == ["--find-links", "dist"]
-        for name in (word for word in rest[3 if linked else 1 :] if not word.startswith("-")):
-            check_requirement(name, linked)
+        for name in (word for word in rest[1:] if not word.startswith("-")):
+            check_requirement(name, held)
 
 
 def at_hand(words, finished):
@@ -169,14 +170,14 @@ def at_hand(words, finished):
     return [str(finished) if run else JUST_WRITTEN.get(word, word) for run, word in zip(runs, words, strict=True)]
 
 
-def check_requirement(name, linked):
+def check_requirement(name, held):
     """What is to be installed is the project's own, from the wheels that ``make wheels`` builds while it is on no index; a page's
     plugin; or a folder that the page has just made. The host is there already where its extras are added."""
     if name.startswith(("./", ".")) or "/" in name or PLACEHOLDER.match(name):
         return
     requirement = Requirement(name)
     assert requirement.name in DISTRIBUTIONS, f"nobody here publishes {name}"
-    assert linked or requirement.extras, f"pip install --find-links dist {name}"
+    assert held or requirement.extras or not install_line(name).partition(" -c ")[1], install_line(name)
 
 
 def check_rlhf(words):

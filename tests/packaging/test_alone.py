@@ -46,7 +46,7 @@ def test_the_host_alone_says_which_package_has_a_command(wheels, new_environment
         said = alone("python", "-c", RUN, *name.split("."), cwd=tmp_path)
         group, _, last = name.rpartition(".")
         missing = group if group in commands else last
-        assert said == f"Error: no command {missing!r} is installed; pip install --find-links dist {distribution}\n\n"
+        assert said == f"Error: no command {missing!r} is installed; pip install -c dist/wheels.txt {distribution}\n\n"
 
 
 def test_the_quickstart_trains_without_the_companions_and_they_can_be_added(wheels, new_environment, tmp_path):
@@ -55,7 +55,7 @@ def test_the_quickstart_trains_without_the_companions_and_they_can_be_added(whee
     alone("rlhf", *quickstart, "--train.steps", "2", "--run-dir", "run", cwd=tmp_path)
     assert (tmp_path / "run/model").is_dir()
     said = alone("python", "-c", RUN, "view", "run", cwd=tmp_path)
-    assert said == "Error: no command 'view' is installed; pip install --find-links dist rlhf-runs\n\n"
+    assert said == "Error: no command 'view' is installed; pip install -c dist/wheels.txt rlhf-runs\n\n"
     alone.install(wheels["rlhf-runs"])
     assert "rloo" in alone("rlhf", "show", "run", cwd=tmp_path)
 

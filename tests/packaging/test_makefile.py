@@ -155,9 +155,8 @@ def test_whatever_runs_sets_up_first(checkout, target):
     assert "-m venv .venv" in commands
 
 
-def test_wheels_are_built_of_the_host_and_every_plugin(checkout):
-    built = checkout.make("--dry-run", "wheels").stdout.rpartition("--wheel-dir dist")[2]
-    assert built.replace("\\", "").split() == ["./", "plugins/builtin_algos/rlhf-plugin-one/"]
+def test_wheels_are_built_into_dist(checkout):
+    assert checkout.make("--dry-run", "wheels").stdout.endswith(".venv/bin/python scripts/wheels.py dist\n")
 
 
 def test_the_quickstart_is_the_command_of_the_readme(checkout):

@@ -45,7 +45,7 @@ def test_a_package_answers(here, ask, hint):
 def test_where_nothing_explains_names_it_is_told_what_does(monkeypatch):
     assert of_nobody() == ""
     monkeypatch.setattr("rlhf_host.plugins.hints.unchosen", lambda kind: [])
-    line = "; names of other projects are explained after pip install --find-links dist rlhf-translate"
+    line = "; names of other projects are explained after pip install -c dist/wheels.txt rlhf-translate"
     assert of_nobody() == line
     for flags, said in (
         (["--learning-rate", "1"], f"--learning-rate: no such flag{line}"),

@@ -83,7 +83,7 @@ def test_a_package_that_fails_is_named(here):
 )
 def test_where_no_package_knows_it_no_text_and_label_are_meant(function, monkeypatch):
     monkeypatch.setenv("RLHF_DISABLE_PLUGINS", "rlhf-translate:translate")
-    told = "as functions for other projects do; they are called after pip install --find-links dist rlhf-translate"
+    told = "as functions for other projects do; they are called after pip install -c dist/wheels.txt rlhf-translate"
     with pytest.raises(PluginError, match=told):
         FunctionReward(function, "f")
     with pytest.raises(PluginError, match="by name; functions for other projects are called after pip install"):

@@ -78,7 +78,7 @@ def test_a_name_of_two_distributions_needs_one_of_them():
     ("kind", "name", "message"),
     [
         ("reward", "math_verifer", "no reward named 'math_verifer' is installed; did you mean 'math_verifier'?"),
-        ("algo", "rloo", "no algo named 'rloo' is installed; pip install --find-links dist rlhf-plugin-rloo"),
+        ("algo", "rloo", "no algo named 'rloo' is installed; pip install -c dist/wheels.txt rlhf-plugin-rloo"),
         ("algo", "mine", "no algo named 'mine' is installed; 'mine' is the name of a reward"),
         (
             "reward",

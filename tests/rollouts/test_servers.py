@@ -15,7 +15,7 @@ from rlhf_host.plugins.servers import find_server
 from rlhf_host.rollouts.endpoints import Endpoints
 
 OURS = "rlhf-server:openai"
-INSTALL = "no policy server is installed; pip install --find-links dist rlhf-server"
+INSTALL = "no policy server is installed; pip install -c dist/wheels.txt rlhf-server"
 SERVER = '''
 """A server for tests."""
 STARTED = []

@@ -176,7 +176,10 @@ def test_without_the_package_of_servers_a_line_says_what_to_install(rlhf_here, t
     monkeypatch.delitem(sys.modules, "rlhf_runs.server", raising=False)
     monkeypatch.setitem(sys.modules, "rlhf_server", None)
     done = rlhf_here("view", tmp_path, "--no-browser")
-    assert (done.exit_code, done.stderr) == (2, "Error: rlhf view needs rlhf-server: pip install 'rlhf-runs[view]'\n")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "Error: rlhf view needs rlhf-server: pip install -c dist/wheels.txt 'rlhf-runs[view]'\n",
+    )
 
 
 def test_a_browser_follows_a_run(running, view, browser):

@@ -16,9 +16,12 @@ import pytest
 import rlhf_authoring
 
 import rlhf_host
+from rlhf_host.installed import install_line
 from rlhf_host.plugins.catalogue import offered
 
 HOST = f"rlhf-host=={rlhf_host.__version__}"
+HELD = shlex.split(install_line("rlhf-host"))[2:-1]
+"""What holds pip to the wheels of a clone, while no package index has the packages."""
 
 
 def wheel(folder, name, requires="rlhf-host>=0.10,<0.11"):
@@ -97,21 +100,31 @@ def test_names_of_the_catalogue_become_their_distributions(plugins):
     done = plugins("install", "--dry-run", "grpo", "dr_grpo", "math_verifier", "rlhf-plugin-ppo")
     words = shlex.split(done.stdout)
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
-    links = ["--find-links", "dist"]
-    assert words[4:] == [*links, "rlhf-plugin-grpo", "rlhf-plugin-math-verifier", "rlhf-plugin-ppo", HOST]
+    assert words[4:] == [*HELD, "rlhf-plugin-grpo", "rlhf-plugin-math-verifier", "rlhf-plugin-ppo", HOST]
     words = shlex.split(plugins("install", "--dry-run", "-U", "rloo").stdout)
-    assert words[4:] == ["--upgrade", *links, "rlhf-plugin-rloo", HOST]
-    words = shlex.split(plugins("install", "--dry-run", "rloo", "--find-links", "wheels").stdout)
-    assert words[4:] == ["--find-links", "wheels", "rlhf-plugin-rloo", HOST]
+    assert words[4:] == [*HELD, "--upgrade", "rlhf-plugin-rloo", HOST]
+    words = shlex.split(plugins("install", "--dry-run", "rloo", "--find-links", "wheels/").stdout)
+    assert words[4:] == ["-c", "wheels/wheels.txt", "rlhf-plugin-rloo", HOST]
+    words = shlex.split(plugins("install", "--dry-run", "rloo", "--find-links", "https://example.org/w").stdout)
+    assert words[4:-2] == ["--find-links", "https://example.org/w", "-c", "https://example.org/w/wheels.txt"]
 
 
+@pytest.mark.skipif(not HELD, reason="a package index has the packages")
 def test_without_the_folder_of_wheels_nothing_is_taken_from_an_index(plugins, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     for flags, folder in (([], "dist"), (["--find-links", "wheels"], "wheels")):
         done = plugins("install", "rloo", *flags)
         assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"Error: no folder '{folder}' is here: make wheels, in a clone, builds it")
+        assert done.stderr.startswith(f"Error: no {folder}/wheels.txt is here: make wheels, in a clone, writes it")
+
+
+def test_wheels_of_another_host_are_refused_because_pip_would_replace_this_one(plugins, tmp_path):
+    (tmp_path / "wheels.txt").write_text("--find-links .\nrlhf-host==0.1.0+local\nrlhf-plugin-rloo==0.1.0+local\n")
+    done = plugins("install", "rloo", "--find-links", tmp_path)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        f"Error: {tmp_path}/wheels.txt has rlhf-host 0.1.0+local, with which pip would replace this one"
+    )
 
 
 def test_every_name_of_the_catalogue_can_be_installed(plugins):
@@ -123,7 +136,7 @@ def test_every_name_of_the_catalogue_can_be_installed(plugins):
         if len(offers) == 1:
             (offer,) = offers.values()
             words = shlex.split(plugins("install", "--dry-run", name).stdout)
-            assert words[4:] == [*offer.options, offer.distribution, HOST]
+            assert words[4:] == [*shlex.split(offer.line)[2:], HOST]
     assert plugins("install", "--dry-run", "prm").stderr == (
         "Error: 'prm' comes with rlhf-plugin-reward-model and rlhf-plugin-reward-model-training: give the distribution\n"
     )

@@ -15,6 +15,8 @@ import pytest
 from rlhf_authoring import index
 
 from rlhf_host import __version__
+from rlhf_host.commands import wrap
+from rlhf_host.installed import install_line
 from rlhf_host.plugins.discovery import normalised
 
 JUDGE = {
@@ -120,15 +122,13 @@ def test_the_list_of_the_host_is_searched_and_fits_80_columns(search):
     assert done.exit_code == 0
     assert (
         done.stdout
-        == """\
-rlhf-plugin-math-verifier 0.10.0, for rlhf-host >=0.10,<0.11: installed
+        == f"""\
+rlhf-plugin-math-verifier {__version__}, for rlhf-host >=0.10,<0.11: installed
   reward  math_verifier  Compares the answer in the last action's text with the
                          label: reward and 0-1 score.
-  pip install --find-links dist rlhf-plugin-math-verifier
+  {install_line("rlhf-plugin-math-verifier")}
 
-No package index has these packages yet: `make wheels`, in a clone of the
-repository, builds them into `dist`.
-"""
+{"".join(f"{line}{chr(10)}" for line in wrap(index.shipped()[0].note or "", 80) if line)}"""
     )
     assert max(map(len, search().stdout.splitlines())) <= 80
 

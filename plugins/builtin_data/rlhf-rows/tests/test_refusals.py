@@ -43,7 +43,9 @@ def test_a_run_over_rows_that_nothing_reads_says_what_to_install(tmp_path, monke
     monkeypatch.setattr("rlhf_host.plugins.selection.discover", lambda *args, **kwargs: others)
     done = train(tmp_path, "--dry-run")
     assert done.exit_code == 2
-    told = "the run trains on preference data: no data named 'preference' is installed; pip install --find-links dist rlhf-rows"
+    told = (
+        "the run trains on preference data: no data named 'preference' is installed; pip install -c dist/wheels.txt rlhf-rows"
+    )
     assert told in done.output
     assert not (tmp_path / "run").exists()
 

@@ -143,5 +143,5 @@ def test_online_without_a_server_asks_nothing_and_ends_the_run_before_it_begins(
 
 def test_a_missing_package_is_named_with_its_install_line(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "clearml", None)
-    with pytest.raises(PluginError, match="pip install rlhf-tracker-clearml"):
+    with pytest.raises(PluginError, match="pip install clearml"):
         made().run_started(small.context())

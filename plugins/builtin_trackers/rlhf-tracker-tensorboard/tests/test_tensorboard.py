@@ -135,7 +135,7 @@ def test_without_a_run_directory_it_writes_nothing(tmp_path, monkeypatch, small)
 
 def test_a_missing_package_is_named_with_its_install_line(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(PluginError, match=r"tensorboard.*pip install rlhf-tracker-tensorboard"):
+    with pytest.raises(PluginError, match=r"tensorboard.*pip install tensorboard"):
         made().run_started(small.context())
 
 

@@ -114,7 +114,7 @@ def test_an_offline_run_holds_metrics_and_samples_and_a_resumed_one_goes_on_in_i
 
 def test_a_missing_package_is_named_with_its_install_line(small, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(PluginError, match="needs the package wandb: pip install rlhf-tracker-wandb"):
+    with pytest.raises(PluginError, match="needs the package wandb: pip install wandb"):
         made().run_started(small.context())
 
 

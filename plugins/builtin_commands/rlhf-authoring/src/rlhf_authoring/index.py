@@ -84,7 +84,8 @@ class ListedDistribution(BaseModel):
     """The words that pip is to install, if not the name: ``NAME @ git+https://...``."""
     pip_options: Annotated[Line, AfterValidator(_words)] | None = None
     """Options that pip needs for it."""
-    plugins: list[ListedPlugin] = Field(min_length=1)
+    plugins: list[ListedPlugin]
+    """None: other packages require it."""
 
     @property
     def install(self) -> str:

@@ -46,7 +46,7 @@ class ClearML:
         try:
             from clearml import Task
         except ImportError as error:
-            raise PluginError("tracker 'clearml' needs the package clearml: pip install rlhf-tracker-clearml") from error
+            raise PluginError("tracker 'clearml' needs the package clearml: pip install clearml") from error
         self._tokenizer = context.tokenizer
         options, run_dir = self.options, context.run_dir
         try:

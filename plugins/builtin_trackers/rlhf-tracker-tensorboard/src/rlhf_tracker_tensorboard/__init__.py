@@ -38,7 +38,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            message = "tracker 'tensorboard' needs the package tensorboard: pip install rlhf-tracker-tensorboard"
+            message = "tracker 'tensorboard' needs the package tensorboard: pip install tensorboard"
             raise PluginError(message) from error
         purge = context.resume_step + 1 if context.resumed else None
         self._writer = SummaryWriter(str(context.run_dir / "tensorboard"), purge_step=purge)

@@ -42,7 +42,7 @@ class WandB:
         try:
             import wandb
         except ImportError as error:
-            raise PluginError("tracker 'wandb' needs the package wandb: pip install rlhf-tracker-wandb") from error
+            raise PluginError("tracker 'wandb' needs the package wandb: pip install wandb") from error
         self._wandb, self._tokenizer = wandb, context.tokenizer
         options = self.options
         run_dir = context.run_dir

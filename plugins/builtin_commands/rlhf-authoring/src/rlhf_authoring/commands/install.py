@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,12 +16,14 @@ import click
 
 from rlhf_host import RunError, UserError, __version__
 from rlhf_host.commands import matching, near_matches
-from rlhf_host.installed import HOST, Offer, PluginInfo, discover, normalised, offered
+from rlhf_host.installed import HOST, Offer, PluginInfo, discover, install_line, normalised, offered
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 ARCHIVES = (".whl", ".tar.gz", ".zip")
+WHEELS = "wheels.txt"
+"""The file that ``make wheels`` writes beside wheels, and that holds pip to them."""
 
 
 def _complete_published(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -47,7 +49,7 @@ def _complete_installed(ctx: click.Context, param: click.Parameter, incomplete: 
 @click.option(
     "--find-links",
     metavar="DIR",
-    help="Look for wheels there too, as pip does: what make wheels has built. [default for the project's own: dist]",
+    help="Take the project's own from this folder or address, which make wheels has filled. [default: dist]",
 )
 @click.option("--dry-run", is_flag=True, help="Print the pip command and stop.")
 def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run: bool) -> None:
@@ -58,14 +60,14 @@ def install(names: Sequence[str], upgrade: bool, find_links: str | None, dry_run
     """
     known = {name: _offer(name) for name in names if not _looks_like_a_path(name)}
     targets = list(dict.fromkeys(offer.wanted if (offer := known.get(name)) else _target(name) for name in names))
-    links = ("--find-links", find_links) if find_links else _options(offer for offer in known.values() if offer)
+    wanted = [*(["--upgrade"] if upgrade else []), *targets]
+    words = _from_folder(find_links, wanted) if find_links else shlex.split(install_line(*wanted))[1:]
     # Naming the host keeps pip from replacing it with the version that a plugin was made for.
-    command = _pip("install", *(["--upgrade"] if upgrade else []), *links, *targets, f"{HOST}=={__version__}")
+    command = _pip(*words, f"{HOST}=={__version__}")
     if dry_run:
         click.echo(shlex.join(command))
         return
-    if find_links or "PIP_FIND_LINKS" not in os.environ:  # else pip knows another folder
-        _refuse_without_wheels(links)
+    _refuse_without_wheels(words)
     before = {(info.kind, info.name, info.distribution, info.version) for info in discover(disabled=True)}
     _run(command)
     importlib.invalidate_caches()
@@ -114,16 +116,26 @@ def _offer(name: str) -> Offer | None:
     return offers.get(name) or offers.get(normalised(name))
 
 
-def _options(offers: Iterable[Offer]) -> tuple[str, ...]:
-    """Returns the options of pip for all of them, each once."""
-    return tuple(word for words in dict.fromkeys(offer.options for offer in offers) for word in words)
+def _from_folder(folder: str, wanted: Sequence[str]) -> list[str]:
+    """Returns the words for pip that hold it to the wheels of a folder, or of an address."""
+    links = ["--find-links", folder] if "://" in folder else []
+    return ["install", *links, "-c", f"{folder.rstrip('/')}/{WHEELS}", *wanted]
 
 
-def _refuse_without_wheels(links: Sequence[str]) -> None:
-    """Raises ``UserError`` where the folder of wheels is not there: pip would take the names from a package index."""
-    for flag, folder in itertools.pairwise(links):
-        if flag == "--find-links" and "://" not in folder and not Path(folder).exists():
-            raise UserError(f"no folder {folder!r} is here: make wheels, in a clone, builds it; --find-links DIR names another")
+def _refuse_without_wheels(words: Sequence[str]) -> None:
+    """Raises ``UserError`` where the folder of wheels is not there, or has another version of the host than this one."""
+    for flag, place in itertools.pairwise(words):
+        path = Path(place)
+        if flag not in ("-c", "--find-links") or "://" in place:
+            continue
+        if not path.exists():
+            raise UserError(f"no {place} is here: make wheels, in a clone, writes it; --find-links DIR names another folder")
+        pinned = re.search(rf"^{HOST}==(.+)$", path.read_text(encoding="utf-8"), re.M) if path.is_file() else None
+        if pinned and pinned[1] != __version__:
+            raise UserError(
+                f"{place} has {HOST} {pinned[1]}, with which pip would replace this one, {__version__}; in a clone, make setup"
+                " installs all plugins"
+            )
 
 
 def _looks_like_a_path(name: str) -> bool:

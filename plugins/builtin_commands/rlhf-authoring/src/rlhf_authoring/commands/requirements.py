@@ -20,7 +20,7 @@ def requirements(run_dir: Path | None) -> None:
     """Print exact versions (name==version) for pip: the host, plugins, torch and all their dependencies.
 
     With RUN_DIR, these are the versions at the start of that run; without it, those installed now. To install them:
-    rlhf plugins requirements RUN_DIR > requirements.txt; pip install -r requirements.txt
+    rlhf plugins requirements RUN_DIR > requirements.txt; pip install -c dist/wheels.txt -r requirements.txt
     """
     if run_dir is None:
         click.echo(pinned(sorted({info.distribution for info in discover()}), extras_of_host()), nl=False)

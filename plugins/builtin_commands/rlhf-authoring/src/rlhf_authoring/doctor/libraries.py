@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from rlhf_authoring.child import ChildFailed, answers
 from rlhf_authoring.doctor.findings import Finding, usable_cores
-from rlhf_host.installed import HOST, OTHER_BUILDS, normalised
+from rlhf_host.installed import HOST, OTHER_BUILDS, install_line, normalised
 
 LIBRARIES, VERSIONS = "Libraries", "Versions"
 
@@ -102,7 +102,7 @@ def _repair(name: str, installed: Mapping[str, Distribution]) -> str:
         return f"built for another torch: pip uninstall {name} (nothing here needs it), or install the build that fits yours"
     if name == "transformers" and companions:
         return f"often caused by {', '.join(companions)}, built for another torch: pip uninstall {' '.join(companions)}"
-    return f"pip install --force-reinstall {name}" if name not in OPTIONAL else f"pip install --upgrade '{HOST}[{name}]'"
+    return f"pip install --force-reinstall {name}" if name not in OPTIONAL else install_line("--upgrade", f"{HOST}[{name}]")
 
 
 def _probe(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -184,7 +184,7 @@ def _unmet(owner: str, line: str, installed: Mapping[str, Distribution]) -> Find
     if extra is None or (owner in CORE and (name not in CORE or extra)):
         return None
     distribution = installed.get(name) or installed.get(OTHER_BUILDS.get(name, name))
-    advice = f"pip install '{requirement.name}{requirement.specifier}'"
+    advice = install_line(f"{requirement.name}{requirement.specifier}")
     if distribution is None:
         if extra or owner in CORE:
             return None

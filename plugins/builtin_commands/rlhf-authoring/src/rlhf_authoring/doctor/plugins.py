@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_authoring.doctor.findings import Finding, usable_cores
 from rlhf_authoring.inspection import look_inside, verify
-from rlhf_host.installed import PROTOCOLS, PluginInfo, discover, missing_library
+from rlhf_host.installed import PROTOCOLS, PluginInfo, discover, install_line, missing_library
 from rlhf_host.settings import SINGLE
 
 PLUGINS, PARTS = "Plugins", "What can run"
@@ -31,8 +31,8 @@ def _bad(info: PluginInfo) -> Finding:
     if info.status == "conflict":
         return Finding(PLUGINS, name, "warning", info.problem, f"or uninstall one: rlhf plugins uninstall {info.distribution}")
     advice = {
-        "incompatible": f"pip install --upgrade {info.distribution}",
-        "missing": f"pip install --force-reinstall --no-deps {info.distribution}",
+        "incompatible": install_line("--upgrade", info.distribution),
+        "missing": install_line("--force-reinstall", "--no-deps", info.distribution),
     }.get(info.status, f"rlhf plugins show {info.name} shows where; rlhf plugins uninstall {info.name} removes it")
     return Finding(PLUGINS, name, "problem", f"{info.status}: {info.problem}", advice)
 

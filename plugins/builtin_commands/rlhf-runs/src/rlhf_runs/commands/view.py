@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from rlhf_host import RunDirectory, UserError
+from rlhf_host.installed import install_line
 from rlhf_runs.folder import chosen_runs
 from rlhf_runs.names import names_of
 
@@ -36,7 +37,7 @@ async def _serve(runs: Sequence[RunDirectory], names: Sequence[str], port: int, 
     except ModuleNotFoundError as error:
         if error.name != "rlhf_server":
             raise
-        raise UserError("rlhf view needs rlhf-server: pip install 'rlhf-runs[view]'") from None
+        raise UserError(f"rlhf view needs rlhf-server: {install_line('rlhf-runs[view]')}") from None
 
     server, ended = RunsServer(runs, names), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
