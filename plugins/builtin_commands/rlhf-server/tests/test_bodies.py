@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -66,9 +67,9 @@ def run(test):
         ("/nowhere", LONG, "404 Not Found"),
         ("/e/nobody" + CHAT, LONG, "410 Gone"),
         ("/e/nobody/reward", LONG, "410 Gone"),
-        (CHAT, LONG + "Authorization: Bearer KEY\r\n", "413 Request Entity Too Large"),
+        (CHAT, LONG + "Authorization: Bearer KEY\r\n", f"413 {HTTPStatus(413).phrase}"),
         (CHAT, "Content-Length: 99\r\nContent-Encoding: gzip\r\nAuthorization: Bearer KEY\r\n", "415 Unsupported Media Type"),
-        ("/e/TOKEN/reward", "Content-Length: 100000\r\n", "413 Request Entity Too Large"),
+        ("/e/TOKEN/reward", "Content-Length: 100000\r\n", f"413 {HTTPStatus(413).phrase}"),
     ],
 )
 def test_the_policy_server_answers_before_the_body_comes(stage, path, headers, told):
@@ -223,7 +224,7 @@ def test_a_body_of_pieces_is_bounded_and_one_that_breaks_off_is_refused(stage):
         await server.close()
         return found
 
-    assert run(test()) == ["413 Request Entity Too Large", "400 Bad Request"]
+    assert run(test()) == [f"413 {HTTPStatus(413).phrase}", "400 Bad Request"]
 
 
 def test_a_body_that_does_not_arrive_is_given_up(stage, monkeypatch):
