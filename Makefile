@@ -52,7 +52,7 @@ $(QUICKSTART_STAMP):
 	@echo "Setting up $(VENV): half a minute the first time"
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) hatchling editables setuptools
-	@$(INSTALL) --no-build-isolation -e . $(call editables,$(QUICKSTART_PROJECTS)) 'rlhf-runs[view]'
+	@$(INSTALL) --no-build-isolation -e . $(patsubst %/rlhf-runs,'%/rlhf-runs[view]',$(call editables,$(QUICKSTART_PROJECTS)))
 	@$(END) $@
 
 setup: $(STAMP) ## make .venv with the host, all plugins and the development tools
