@@ -121,6 +121,12 @@ class RowCache(Cache):
         return mask[:, None, None, :]
 
 
+def cache_name(model: Any) -> str:
+    """Returns how a model calls its cache: transformers 5.24 has one name for all, before it there were two."""
+    takes = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in takes), "past_key_values")
+
+
 class PlainDecoder:
     """The model's own modules over a ``RowCache``: for models whose attention takes a mask and whose state is keys and values.
 
@@ -133,8 +139,8 @@ class PlainDecoder:
         if head is None:
             raise ValueError("its head is more than a matrix product")
         self.model, self.head, self._autocast = model, head, autocast
-        self._decoder = decoder_of(model)
-        self._device = next(model.parameters()).device
+        self._decoder, self._device = decoder_of(model), next(model.parameters()).device
+        self._cache_name = cache_name(self._decoder)
         config = model.config.get_text_config()
         self._window = getattr(config, "sliding_window", None)
         self._kinds = set(getattr(config, "layer_types", None) or ())
@@ -167,7 +173,7 @@ class PlainDecoder:
             ids: ``[b, W]``, right-padded.
             numbers: of these prompts among all.
         """
-        states: Tensor = self._decoder(input_ids=ids, past_key_values=self.cache, use_cache=True).last_hidden_state
+        states: Tensor = self._decoder(input_ids=ids, **{self._cache_name: self.cache}, use_cache=True).last_hidden_state
         return states
 
     @property
@@ -182,7 +188,7 @@ class PlainDecoder:
             input_ids=tokens[:, None],
             position_ids=self._positions,
             attention_mask=self._mask(),
-            past_key_values=self.cache,
+            **{self._cache_name: self.cache},
             use_cache=True,
         ).last_hidden_state
         self.cache.advance()
@@ -218,8 +224,7 @@ class GenericDecoder:
         from 0.
         """
         self.model, self._device = model, next(model.parameters()).device
-        takes = inspect.signature(model.forward).parameters
-        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        takes, self._cache_name = inspect.signature(model.forward).parameters, cache_name(model)
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
         self._positions = positions and "position_ids" in takes
 
@@ -233,9 +238,8 @@ class GenericDecoder:
     def _forward(self, ids: Tensor, cache: Cache | None, first: Mapping[str, Any] | None = None) -> Tensor:
         start, self._length = self._length, self._length + ids.shape[1]
         places = self._positions_of(torch.arange(start, self._length, device=self._device).expand_as(ids))
-        inputs = (
-            {self._cache_name: cache} | self._last | ({"position_ids": places} if self._positions else {}) | dict(first or {})
-        )
+        positions = {"position_ids": places} if self._positions else {}
+        inputs = {self._cache_name: cache} | self._last | positions | dict(first or {})
         out = self.model(**({"input_ids": ids} | inputs), use_cache=True)
         self._cache = out.get(self._cache_name)
         if not isinstance(self._cache, Cache):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder
+from rlhf_host.engines.decoding import GenericDecoder, PlainDecoder, cache_name
 from rlhf_host.models.heads import Head
 from rlhf_host.models.layouts import Layout, padded_layout, to_device
 from rlhf_host.models.pictures import Sight, features_of, inputs
@@ -60,7 +60,7 @@ class PicturedDecoder(PlainDecoder):
     def _begin(self, prompts: Sequence[Sequence[int]], ids: Tensor, numbers: Sequence[int]) -> Tensor:
         given, deltas = self._prompts.inputs(prompts)
         self._prompts.deltas[list(numbers)] = deltas
-        states: Tensor = self._base(**given, past_key_values=self.cache, use_cache=True).last_hidden_state
+        states: Tensor = self._base(**given, **{cache_name(self._base): self.cache}, use_cache=True).last_hidden_state
         return states
 
     @property

@@ -23,9 +23,8 @@ def evaluation(model: nn.Module) -> Iterator[None]:
     """
     if model.training:
         model.eval()
-    recomputing = []
-    if torch.is_grad_enabled() and getattr(model, "is_gradient_checkpointing", False):
-        recomputing = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    modules = model.modules() if torch.is_grad_enabled() else ()
+    recomputing = [one for one in modules if isinstance(one, GradientCheckpointingLayer) and one.gradient_checkpointing]
     for layer in recomputing:
         layer.training = True
     try:

@@ -71,7 +71,8 @@ def prepare(
             raise UserError(
                 f"{type(model).__name__} does not support gradient checkpointing: set gradient_checkpointing to false"
             )
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # The older name is transformers' before 5.24.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})
         if (count := role.gradient_checkpointing) is not True:
             layers = [layer for layer in blocks_of(model).values() if isinstance(layer, GradientCheckpointingLayer)]
             if not layers or (isinstance(count, int) and count > len(layers) and not probe):

@@ -101,7 +101,8 @@ class _Blocks:
     def cached(self, model: Any) -> int:
         """Counts the numbers in the cache of a short row, for each token."""
         with torch.no_grad():
-            layers = _run(model, 1, TOKENS).past_key_values
+            out = _run(model, 1, TOKENS)
+        layers = out.get("cache", out.get("past_key_values"))  # the first since transformers 5.24
         sizes = defaultdict[int, int](int)
         for place, layer in enumerate(getattr(layers, "layers", ())):
             held = (getattr(layer, name, None) for name in ("keys", "values"))

@@ -20,8 +20,10 @@ from rlhf_host.protocols import SharedRows
 from rlhf_kernels_cpu.products import product
 from rlhf_kernels_cpu.rows import LONGEST, Blocks, LatestBlocks, RowAttention, attend, attend_backward, to_places
 
-KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "position_embeddings", "shared_rows"}
-"""Arguments of a block that are accepted here."""
+CACHES = {"cache", "past_key_values"}
+"""Names of the argument that is a cache: the first since transformers 5.24."""
+KNOWN = {"attention_mask", "position_ids", *CACHES, "use_cache", "position_embeddings", "shared_rows"}
+"""Arguments of a block that are accepted here, a cache only as None."""
 
 
 class AttentionHalf(torch.autograd.Function):
@@ -167,7 +169,8 @@ class FusedBlock(nn.Module):
     latest: LatestBlocks
 
     def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-        if args or not options.keys() <= KNOWN or options.get("past_key_values") is not None or not self._takes(hidden_states):
+        cached = any(options.get(name) is not None for name in CACHES)
+        if args or cached or not options.keys() <= KNOWN or not self._takes(hidden_states):
             return super().forward(hidden_states, *args, **options)
         attention, mlp, between = self.self_attn, self.mlp, self.post_attention_layernorm
         rows = options.get("shared_rows")

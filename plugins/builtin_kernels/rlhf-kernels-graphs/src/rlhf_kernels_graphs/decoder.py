@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,8 @@ class GraphDecoder:
         twin: Any = functional.twin(model).eval()
         self._copies = _narrow(twin, use.autocast)
         self._twin, self._decoder, self._head = twin, decoder_of(twin), replace(head, linear=twin.get_output_embeddings())
+        names = inspect.signature(self._decoder.forward).parameters
+        self._cache_name = "cache" if "cache" in names else "past_key_values"  # the first since transformers 5.24
         self._weights = [*twin.parameters(), *twin.buffers()]
         config = model.config.get_text_config()
         kinds, self._window = getattr(config, "layer_types", None) or (), getattr(config, "sliding_window", None)
@@ -176,7 +179,7 @@ class GraphDecoder:
                 input_ids=self._tokens[:, None],
                 position_ids=self._positions[:, None],
                 attention_mask=seen or cache.seen(self._window),
-                past_key_values=cache,
+                **{self._cache_name: cache},
                 use_cache=True,
             ).last_hidden_state
             logits = self._head(hidden[:, 0], self._use.autocast)

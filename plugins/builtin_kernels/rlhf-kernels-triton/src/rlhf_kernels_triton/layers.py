@@ -51,7 +51,7 @@ def fuse_layers(twin: nn.Module) -> nn.Module:
             elif _looks_gated(part) and _is_swiglu(part):
                 part.forward = MethodType(_mlp_forward, part)
                 gated.add(part)
-            elif _looks_turning(part) and (turning := _turning(type(part).forward)) is not None:
+            elif _looks_turning(part) and (turning := _turning(_unwrapped(type(part).forward))) is not None:
                 part.forward = MethodType(turning, part)
         for part in twin.modules():
             if _looks_like_layer(part, norms) and (defaults := _defaults_of(part)) is not None:
@@ -179,9 +179,15 @@ def _mlp_forward(self: Any, x: Tensor) -> Tensor:
 
 def _looks_turning(part: nn.Module) -> bool:
     """Returns True for an attention whose code calls ``apply_rotary_pos_emb``."""
-    forward = type(part).forward
+    forward = _unwrapped(type(part).forward)
     known = _is_own(part) and not hasattr(forward, "__wrapped__") and ROTARY in forward.__code__.co_names
     return known and isinstance(forward.__globals__.get(ROTARY), FunctionType)
+
+
+def _unwrapped(forward: Any) -> Any:
+    """Returns the function behind one of transformers that only gives arguments their new names, which layers use already."""
+    renames = getattr(forward, "__globals__", {}).get("__name__") == "transformers.utils.deprecation"
+    return forward.__wrapped__ if renames else forward
 
 
 @cache

@@ -155,6 +155,7 @@ def keywords_are_the_models(subject: Subject) -> None:
         "attention_mask": lambda call: (ids > 0).long(),
         "position_ids": lambda call: ids.flip(1),
         "inputs_embeds": lambda call: call.args[0].get_input_embeddings()(ids),
+        "cache": lambda call: call(input_ids=ids, use_cache=True).cache,  # of transformers 5.24 and newer
         "past_key_values": lambda call: call(input_ids=ids, use_cache=True).past_key_values,
         "logits_to_keep": lambda call: 1,
         "outputhidden_states": lambda call: True,
@@ -182,10 +183,11 @@ def keywords_are_the_models(subject: Subject) -> None:
 def _checkpointing(module: Any) -> Iterator[None]:
     """Gradient checkpointing, where the module has it."""
     if getattr(module, "supports_gradient_checkpointing", False):
-        module.gradient_checkpointing_enable({"use_reentrant": False})
+        # The older names are transformers' before 5.24.
+        getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)({"use_reentrant": False})
         with evaluation(module):
             yield
-        module.gradient_checkpointing_disable()
+        getattr(module, "activation_checkpointing_disable", module.gradient_checkpointing_disable)()
     else:
         yield
 
