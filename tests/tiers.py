@@ -48,7 +48,11 @@ SLOW = {
     "tests/distributed/ray/test_turns.py": ("", "two vLLM engines that sleep beside their workers"),
     "tests/distributed/ray/test_leftovers.py": ("", "what a killed controller leaves"),
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
-    "tests/packaging/test_install.py": ("real_uv", "uv and pip, installing from an index served here"),
+    "tests/packaging/test_install.py": ("real_uv|brings_uv", "uv and pip, installing from an index served here; a missing uv"),
+    "tests/packaging/test_makefile.py": (
+        r"interrupted.*\[[34]-|going_back_is_a_change_for",
+        "setups interrupted in a later installation; two at every change",
+    ),
     "tests/packaging/test_template_built.py": ("", "the template in a wheel of a clone and in one of an sdist"),
     "tests/packaging/test_alone.py": ("", "wheels installed alone"),
     "tests/packaging/test_held.py": ("", "pip, against a package index of a stranger"),
