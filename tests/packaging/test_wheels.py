@@ -11,7 +11,6 @@ import tomllib
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
-from itertools import chain
 from pathlib import Path
 
 import pytest
