@@ -30,13 +30,13 @@ def targets(file: Path) -> list[str]:
 def test_every_link_to_a_file_leads_to_one(folder):
     files = [page for page in PAGES if page.is_relative_to(DOCS)] if folder == "docs" else READMES
     found = [(file, to) for file in files for to in targets(file)]
-    assert len(found) > 50
+    assert len(found) > 20
     assert [f"{file.relative_to(ROOT)}: {to}" for file, to in found if not (file.parent / to).exists()] == []
 
 
 @pytest.mark.parametrize("readme", sorted(ROOT.glob("plugins/*/*/README.md")), ids=lambda path: path.parent.name)
 def test_every_plugins_readme_leads_to_its_page(readme):
-    assert f"../../../docs/reference/plugins/{readme.parent.name}.md" in targets(readme)
+    assert f"https://github.com/rlhf-host/rlhf-host/blob/main/docs/reference/plugins/{readme.parent.name}.md" in readme.read_text()
 
 
 def test_no_file_links_to_a_page_of_ours_that_is_not_published():
