@@ -112,7 +112,7 @@ class Loop:
             and any(target.in_place for target in self.parts.runtime.targets)
         ):
             with timed(times, "hold"):
-                self.parts.events.run(self._hold(self.gate))  # the engine would sample from weights that an update changes
+                self.parts.events.run(self.hold(self.gate))  # the engine would sample from weights that an update changes
         self.keeper.forget()
         with timed(times, "train"):
             of_updates = optimize(
@@ -158,7 +158,7 @@ class Loop:
         if progress.step:
             for sign in self.signs.look(metrics):
                 log.warning("step %d: %s", progress.step, sign)
-            self._adjust(metrics)
+            self.adjust(metrics)
         if progress.stopped is not None and not evaluate and self.parts.config.eval.at_end:
             metrics = self._evaluate(metrics)
             self.keeper.compare(metrics)
@@ -183,7 +183,7 @@ class Loop:
         self.parts.manager.report("log_trajectories", step=self.parts.progress.step, split="eval", trajectories=trajectories)
         return metrics | evaluated
 
-    def _adjust(self, metrics: dict[str, float]) -> None:
+    def adjust(self, metrics: dict[str, float]) -> None:
         """Does what plugins ask for after the step."""
         answers = self.parts.manager.each("step_finished", step=self.parts.progress.step, metrics=metrics)
         adjustable = {self.parts.manager.by_key[key].alias: key for key in self.parts.manager.names("adjust")}
@@ -202,13 +202,13 @@ class Loop:
         if self.in_flight:
             self.gate.close()  # an engine refuses while it loads
         else:
-            await self._hold(self.gate)
+            await self.hold(self.gate)
         await self.parts.runtime.sync(self.parts.progress.version)
         self.gate.release()
         if (pipeline := self.parts.source.pipeline) is not None:
             await pipeline.published(self.parts.progress.version)
 
-    async def _hold(self, gate: Gate) -> None:
+    async def hold(self, gate: Gate) -> None:
         """Waits until no request is under way; new ones wait."""
         if (pipeline := self.parts.source.pipeline) is not None:
             await pipeline.wait_until_over()

@@ -51,7 +51,6 @@ class PassResult:
     def add(self, other: PassResult) -> None:
         """Adds the results of later passes before the same step, but for their metrics."""
         self.loss, self.terms, self.ended = self.loss + other.loss, self.terms + other.terms, other.ended
-        self.refused = self.refused or other.refused
         self.corrections |= other.corrections
         self.taken |= other.taken
 

@@ -214,8 +214,8 @@ class Worker:
 
     def optim_step(self) -> Update:
         """Takes the step for which gradients are held, of every role that has some. Collective over ranks."""
-        update = Update(Metrics())
-        for name, result in self._held.items():
+        update, held, self._held = Update(Metrics()), self._held, {}
+        for name, result in held.items():
             role = self.roles[name]
             assert role.backend is not None
             if update.refused:
@@ -224,7 +224,6 @@ class Worker:
             if not result.ended:  # the pass over one token, which adds 0, tells the backend
                 role.backend.backward(role.blank(), True)
             self._step(role, role.backend, result, update)
-        self._held = {}
         if self.ranks.part:
             update.metrics = Metrics()
         return update
@@ -236,16 +235,21 @@ class Worker:
         Raises ``RunError`` if the backend does not show them.
         """
         found: dict[str, Tensor] = {}
-        for name in self._held:
-            role = self.roles[name]
-            if name == "actor":
+        try:
+            if "actor" in self._held:
+                role = self.roles["actor"]
                 if not isinstance(role.backend, ShowsGradients):
                     raise RunError(f"{role.trainer} does not show gradients: use the backend torch")
                 found = {each: gradient.float().cpu() for each, gradient in role.backend.gradients()}
-            assert role.backend is not None
-            role.backend.discard()
-        self._held = {}
+        finally:
+            self._drop()
         return found
+
+    def _drop(self) -> None:
+        """Drops all gradients, also of passes that were interrupted."""
+        self._held = {}
+        for backend in filter(None, [role.backend for role in self.roles.values()]):
+            backend.discard()
 
     def _hold(self, role: Role, result: PassResult, update: Update) -> None:
         """Keeps the result for ``optim_step``. After a failure of any rank, which it raises, or a refusal, nothing waits."""
@@ -253,10 +257,7 @@ class Worker:
         errors = [message for message, _ in reports if message is not None]
         update.refused = next((refused for _, refused in reports if refused), None)
         if errors or update.refused:
-            for name in {*self._held, role.name}:
-                if (backend := self.roles[name].backend) is not None:
-                    backend.discard()
-            self._held = {}
+            self._drop()
             if errors:
                 raise result.failure or RunError(errors[0])
             return

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -44,16 +50,22 @@ def rows_for(session, count=3):
     ]
 
 
+ADAPTIVE = {"name": "kl", "coef": 0.1, "controller": "adaptive", "target": 0.001, "horizon": 100}
 WAYS = {
     "rloo": {"algo": "rloo", "rewards": vowels},
     "lora": {"algo": "grpo", "rewards": vowels, "actor": {"lora": {"rank": 4}, "warmup_steps": 0}},
-    "ppo": {"algo": "ppo", "rewards": vowels, "extensions": {"kl": {"name": "kl", "coef": 0.1}}},
-    "averages": {"algo": "rloo", "rewards": vowels, "extensions": "ema"},
+    "ppo": {"algo": "ppo", "rewards": vowels, "extensions": {"kl": ADAPTIVE}},
+    "averages and a second data set": {
+        "algo": "rloo",
+        "rewards": vowels,
+        "extensions": {"ema": "ema", "ptx": {"name": "ptx", "data": "beside.jsonl", "coef": 1.0}},
+    },
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_loop_gives_the_weights_of_a_run(small, way):
+    Path("beside.jsonl").write_text('{"prompt": "a", "completion": "bc"}\n' * 4)
     settings = {**small, **WAYS[way]}
     with rlhf_host.trainable_session(**settings) as session:
         for _ in range(3):
@@ -185,12 +197,251 @@ def test_what_is_generated_can_be_trained_on(small):
         assert [row.version for row in session.generate(["1+1="])[0]] == [session.version]
 
 
+def test_calls_of_generate_differ_and_their_groups_too(small):
+    with rlhf_host.trainable_session(**small) as session:
+        first, again = (session.generate(["1+1="], n=2)[0] for _ in range(2))
+        assert [row.completion_ids for row in first] != [row.completion_ids for row in again]
+        assert {row.group for row in first}.isdisjoint(row.group for row in again)
+        for number, row in enumerate([*first, *again]):
+            row.reward, row.columns = float(number), {"number": float(number)}
+        (batch,) = [session.batch([first[0], again[0], first[1], again[1]], loss="rloo")]
+        assert batch.columns["number"].tolist() == [0.0, 2.0, 1.0, 3.0]
+        assert batch.advantages[:, 0].tolist() == [-1.0, -1.0, 1.0, 1.0]
+        short = session.generate(["1+1="], max_new_tokens=1, seed=3)[0][0]
+        assert short.truncated
+        assert session.batch([short], loss=likelihood).truncated.tolist() == [True]
+
+
+def test_the_temperature_of_rows_is_that_of_their_samples(small):
+    with rlhf_host.trainable_session(**small) as session:
+        cold, usual = (session.generate(["1+1="], temperature=each, seed=1)[0][0] for each in (0.5, None))
+        for row in (cold, usual):
+            row.advantages = 1.0
+            metrics = session.forward_backward([row], loss="grpo")
+            assert metrics["mismatch/max"] < 1e-4
+        with pytest.raises(UserError, match="and row 1 1: give each its own call"):
+            session.forward_backward([cold, usual], loss="grpo")
+        greedy = session.generate(["1+1="], temperature=0.0)[0][0]
+        with pytest.raises(UserError, match="row 0 was sampled greedily"):
+            session.batch([greedy])
+
+
+def test_rows_may_hold_arrays_and_tensors(small):
+    numbers = [1.0, 2.0, 3.0]
+    with rlhf_host.trainable_session(**small) as session:
+        batch = session.batch(
+            [
+                TrainingRow(
+                    prompt_ids=torch.tensor([1, 2]),
+                    completion_ids=np.array([3, 4, 5]),
+                    logprobs=-torch.tensor(numbers),
+                    mask=np.array([1, 0, 1]),
+                    advantages=torch.tensor(numbers),
+                    columns={"mine": np.array(numbers), "one": torch.tensor(4.0)},
+                )
+            ]
+        )
+        assert batch.advantages.tolist() == batch.token_columns["mine"].tolist() == [numbers]
+        assert batch.loss_mask.tolist() == [[True, False, True]]
+        assert batch.columns["one"].tolist() == [4.0]
+
+
+def test_trajectories_keep_their_rewards_and_stay_as_they_are(small):
+    with rlhf_host.trainable_session(**small) as session:
+        rows = [row.trajectory(number) for number, row in enumerate(rows_for(session, 2))]
+        for number, row in enumerate(rows):
+            row.group_id, row.reward = "one", 2.0 + number
+            row.rewards = {"a": rlhf_host.Reward(2.0), "b": rlhf_host.Reward(2.0 * number)}  # weights 1 and 0.5
+        batches = [session.batch(rows, loss="rloo") for _ in range(2)]
+        for batch in batches:
+            assert batch.token_rewards.sum(-1).tolist() == batch.rewards.tolist() == [2.0, 3.0]
+            assert batch.advantages[:, 0].tolist() == [-1.0, 1.0]
+        assert [row.advantage for row in rows] == [None, None]
+        rows[0].advantages, rows[1].advantages = [3.0, 4.0], [5.0, 6.0, 7.0]
+        rows[0].advantage = rows[1].advantage = 1.0
+        assert session.batch(rows, loss="grpo").advantages[1].tolist() == [5.0, 6.0, 7.0]
+
+
+def test_a_second_step_on_the_same_rows_compares_with_their_sampler(small):
+    with rlhf_host.trainable_session(**small) as session:
+        rows = session.generate(["1+1="], n=2)[0]
+        for number, row in enumerate(rows):
+            row.advantages = 1.0 - 2.0 * number
+        seen = []
+
+        def ratios(outputs, batch):
+            seen.append(batch.old_logprobs)
+            return -outputs.logprobs
+
+        whole_batch = session.batch(rows, loss=ratios)
+        for given in (rows, rows, whole_batch):
+            session.forward_backward(given, loss=ratios)
+            session.optim_step()
+        known = torch.tensor(rows[0].logprobs)
+        assert seen[0] is None
+        for later in seen[1:]:
+            assert torch.equal(later[0, : len(known)], known)
+        with pytest.raises(UserError, match="call sync first"):
+            session.generate(["1+1="])
+        session.sync()
+        session.generate(["1+1="])
+
+
+def test_what_waits_is_dropped_by_gradients_and_failures(small):
+    def broken(outputs, batch):
+        raise ZeroDivisionError
+
+    with rlhf_host.trainable_session(**small) as session:
+        rows = rows_for(session)
+        expected = session.gradient(rows[1:], loss="grpo")
+        session.forward_backward(rows[:1], loss="grpo")
+        assert torch.equal(whole(session.gradient(rows[1:], loss="grpo")), whole(expected))
+        with pytest.raises(UserError, match="no gradient waits"):
+            session.optim_step()
+        session.forward_backward(rows[:1], loss="grpo")
+        with pytest.raises(RunError, match="ZeroDivisionError"):
+            session.forward_backward(rows, loss=broken)
+        with pytest.raises(UserError, match="no gradient waits"):
+            session.optim_step()
+        session.forward_backward(rows[1:], loss="grpo")
+        with pytest.raises(UserError, match="lr is nan"):
+            session.optim_step(lr=math.nan)
+        with pytest.raises(UserError, match="'critic' is not trained here"):
+            session.optim_step(lr=1.0, role="critic")
+        assert session.step == 0
+        assert session.optim_step()["grad_norm"] == pytest.approx(float(whole(expected).norm()), rel=1e-5)
+
+
+def interrupt_soon(after_s):
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_an_interrupt_ends_what_runs_and_not_the_session(small):
+    def slow(outputs, batch):
+        time.sleep(0.5)
+        return -outputs.logprobs
+
+    before = signal.getsignal(signal.SIGINT)
+    with rlhf_host.trainable_session(**small) as session:
+        rows = rows_for(session)
+        interrupt_soon(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+        interrupt_soon(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            session.generate(["1+1="] * 8, n=32, max_new_tokens=400)
+        interrupt_soon(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward_backward(rows, loss=slow)
+        with pytest.raises(UserError, match="no gradient waits"):
+            session.optim_step()
+        assert len(session.generate(["1+1="], n=2)[0]) == 2
+        session.forward_backward(rows, loss="grpo")
+        session.optim_step()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_session_ends_with_its_block_which_may_fail(small):
+    with pytest.raises(ZeroDivisionError), rlhf_host.trainable_session(run_dir="own", **small) as session:
+        raise ZeroDivisionError("mine")
+    told = json.loads(Path("own", "run.json").read_text())
+    assert (told["status"], told["error"]) == ("failed", "mine")
+    for late in (lambda: session.generate(["a"]), lambda: session.optim_step(), lambda: session.save("late")):
+        with pytest.raises(UserError, match="the session has ended"):
+            late()
+    assert not Path("late").exists()
+
+
+def step_of(session):
+    session.forward_backward(rows_for(session), loss="grpo")
+    return session.optim_step()
+
+
+def test_states_stay_and_are_found(small):
+    Path("run").mkdir()
+    Path("run", "config.yaml").write_text("{}")
+    with rlhf_host.trainable_session(**small) as session:
+        session.forward_backward(rows_for(session), loss="grpo")
+        session.optim_step(lr=0.5)
+        first, *others = session.save("states"), *(step_of(session) and session.save("states") for _ in range(3))
+        with pytest.raises(UserError, match="run is the directory of a run"):
+            session.save("run")
+        assert [each.is_dir() for each in (first, *others)] == [True] * 4
+        session.load(first)
+        assert (session.step, step_of(session)["lr"]) == (1, 0.5)
+        session.save("states")
+        session.load("states")  # saved last, though not the highest
+        assert session.step == 2
+        damaged = next(others[-1].rglob("*.safetensors"))
+        damaged.chmod(0o644)
+        damaged.write_bytes(b"-")
+        with pytest.raises(UserError, match="states/checkpoints/step-000004 is damaged"):
+            session.load(others[-1])
+        assert [each.is_dir() for each in (first, *others)] == [True] * 4
+        assert session.step == 2
+        step_of(session)
+    with rlhf_host.trainable_session(**{**small, "actor": {"lora": {"rank": 4}}}) as session:
+        with pytest.raises(UserError, match="rank is 0 in it, and 4 here"):
+            session.load("states")
+        step_of(session)
+
+
+def test_settings_of_a_loop_are_refused_or_named(small, capsys):
+    for name, value in {"epochs": 2, "minibatches": 2, "on_nonfinite": "skip"}.items():
+        with (
+            pytest.raises(UserError, match=f"train.{name} is a setting of a run's loop"),
+            rlhf_host.trainable_session(**{**small, "train": {name: value}}),
+        ):
+            pass
+    more = {"checkpoint.every": 1, "eval.at_end": False, "actor": {"schedule": "linear"}, "steps": 1}
+    with rlhf_host.trainable_session(**{**small, **more}) as session:
+        step_of(session)
+        assert "after the end" not in capsys.readouterr().err.partition("eval.at_end, checkpoint.every is for the loop")[2]
+        step_of(session)
+        assert "step 2 is after the end of actor.schedule linear, which train.steps sets to 1" in capsys.readouterr().err
+
+
+def test_sampling_ahead_has_no_last_step(small):
+    ahead = {**small, **WAYS["rloo"], "async_depth": 1, "steps": 1}
+    with rlhf_host.trainable_session(**ahead) as session:
+        for _ in range(3):
+            session.forward_backward(session.draw())
+            session.optim_step()
+            session.sync()
+        with pytest.raises(UserError, match="call sync"):
+            [session.draw() for _ in range(3)]
+
+
 def without_data(session):
     with rlhf_host.trainable_session(model=session.config.roles["actor"].model, algo="rloo", rewards=vowels) as other:
         other.draw()
 
 
+def row(**fields):
+    return [TrainingRow(**{"prompt_ids": [1], "completion_ids": [2, 3], "advantages": 1.0, **fields})]
+
+
 WRONG = {
+    "no samples": (lambda s: s.generate(["a"], n=0), "n is 0"),
+    "no new tokens": (lambda s: s.generate(["a"], max_new_tokens=0), "max_new_tokens is 0"),
+    "a prompt that is none": (lambda s: s.generate([None]), "prompt 0 is a text, .* not None"),
+    "one row": (lambda s: s.batch(row()[0]), "rows are a list of TrainingRow, not a TrainingRow"),
+    "tokens that are no numbers": (lambda s: s.batch(row(completion_ids=[2.5, 3])), "row 0: completion_ids is a list of token"),
+    "a mask of halves": (lambda s: s.batch(row(mask=[0.5, 1])), "row 0: mask has one of true and false"),
+    "probabilities": (lambda s: s.batch(row(logprobs=[0.3, 0.9])), "row 0: 0.3 is no log-probability"),
+    "text as a column": (lambda s: s.batch(row(columns={"x": "ab"})), "row 0: the column x is a number"),
+    "columns of some": (lambda s: s.batch([*row(columns={"x": 1}), *row()]), "'x' is missing in row 1"),
+    "columns of two forms": (
+        lambda s: s.batch([*row(columns={"x": 1}), *row(columns={"x": [1, 2]})]),
+        "'x' is a list in row 1",
+    ),
+    "a reward that is none": (lambda s: s.batch(row(reward=math.nan, advantages=None)), "row 0: reward is nan"),
+    "rewards of some": (
+        lambda s: s.batch([*row(reward=1.0, advantages=None), *row(advantages=None)], loss="rloo"),
+        "row 1 has neither advantages nor a reward, and others have one",
+    ),
+    "metrics that are none": (lambda s: s.log({"a": "b"}), "log: 'a' is 'b'"),
+    "no dimensions": (lambda s: s.gradient(rows_for(s), loss="grpo", project=0), "project is 0"),
     "no rows": (lambda s: s.forward_backward([], loss=likelihood), "no rows to train on"),
     "no loss": (lambda s: s.forward_backward(rows_for(s)), "no plugin gave a loss term"),
     "an unknown loss": (lambda s: s.forward_backward(rows_for(s), loss="grpoo"), "did you mean 'grpo'"),
@@ -265,13 +516,17 @@ def test_a_directory_of_a_run_is_not_taken(small):
 def test_a_row_keeps_every_token_and_number_in_its_place(tokens):
     (mask, numbers), count = map(list, zip(*tokens, strict=True)), len(tokens)
     row = TrainingRow(
-        prompt_ids=[1], completion_ids=list(range(count)), mask=mask, logprobs=numbers, columns={"mine": numbers, "one": 3.0}
+        prompt_ids=[1],
+        completion_ids=list(range(count)),
+        mask=mask,
+        logprobs=[-abs(number) for number in numbers],
+        columns={"mine": numbers, "one": 3.0},
     )
     segments = row.trajectory(0).completion
     assert [token for segment in segments for token in segment.token_ids] == list(range(count))
     assert [value for segment in segments for value in segment.columns["mine"]] == numbers
     chosen = [value for segment in segments if segment.kind == "action" for value in segment.logprobs]
-    assert chosen == [value for value, own in zip(numbers, mask, strict=True) if own]
+    assert chosen == [-abs(value) for value, own in zip(numbers, mask, strict=True) if own]
     assert row.trajectory(0).columns == {"one": 3.0}
 
 

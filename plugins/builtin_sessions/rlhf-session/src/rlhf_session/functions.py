@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 from rlhf_host import Scratch, Task, UserError
 from rlhf_host.internals import Inputs, PluginManager, TaskSet, check_inputs, load_tokenizer, locked, read_inputs
 from rlhf_host.sampling import Arguments, configured, in_arguments, speaking
-from rlhf_host.settings import check, merge_needs
+from rlhf_host.settings import TrainConfig, check, merge_needs
 
 if TYPE_CHECKING:
     from rlhf_host.settings import RunConfig
     from rlhf_session.session import TrainableSession
+
+
+SPLIT = "split the batch, batch.select(rows), and take a step for each part, with train.old_logprobs='recompute' or 'sampler'"
+REFUSED = {
+    "epochs": SPLIT,
+    "minibatches": SPLIT,
+    "on_nonfinite": "catch the RunError of forward_backward or optim_step",
+}
+"""Settings of ``train`` → what is done in a session."""
 
 
 @contextmanager
@@ -71,11 +80,31 @@ def trainable_session(
         stack.enter_context(locked(directory))
         if (directory / "config.yaml").exists():
             raise UserError(f"a run was begun in {directory}: choose another run_dir")
+        refuse_settings(ready.config)
         settings_here = ready.config.model_copy(update={"run_dir": str(directory)})
         session = _session(settings_here, manager, asked.rows)
-        stack.enter_context(closing(session))
+        stack.push(session.end)
         session.open()
         yield session
+
+
+def refuse_settings(config: RunConfig) -> None:
+    """Names settings of a run's loop, which a session does not have. Raises ``UserError`` for those that change what is trained."""
+    usual = {"train": TrainConfig(), "checkpoint": type(config.checkpoint)(), "eval": type(config.eval)()}
+    for name, instead in REFUSED.items():
+        if getattr(config.train, name) != getattr(usual["train"], name):
+            raise UserError(f"train.{name} is a setting of a run's loop, and a session's loop is yours: {instead}")
+    loop = {"eval": ("every", "at_start", "at_end"), "checkpoint": tuple(type(config.checkpoint).model_fields)}
+    unused = [
+        f"{part}.{name}"
+        for part, names in loop.items()
+        for name in names
+        if getattr(getattr(config, part), name) != getattr(usual[part], name)
+    ]
+    unused += ["max_restarts"] if config.max_restarts != type(config).model_fields["max_restarts"].default else []
+    if unused:
+        text = f"{', '.join(unused)} is for the loop of a run, and does nothing here: call evaluate and save"
+        print(f"Warning: {text}", file=sys.stderr)
 
 
 def _session(config: RunConfig, manager: PluginManager, rows: Any) -> TrainableSession:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import fnmatch
+import json
+import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_host import Experience, Group, Outcome, RoleHandle, RunError, Sampling, Trajectory, UserError
+from rlhf_host import Experience, Group, Outcome, RoleHandle, RunError, Sampling, Scratch, Trajectory, UserError
 from rlhf_host.internals import (
     CheckpointKeeper,
     Inputs,
+    Interrupted,
     PluginManager,
     RaggedTensor,
     Rows,
@@ -29,23 +38,60 @@ from rlhf_host.internals import (
     end_run,
     for_chat,
     generations,
+    joined,
+    load_checkpoint,
     make_experience,
+    point_to,
+    refuse_foreign,
+    refuse_lost,
+    remove_directory,
     render_prompts,
     sizes,
     started_run,
+    take_back_replaced,
 )
 from rlhf_host.settings import merge_needs
 from rlhf_session.losses import Loss, spec_of
-from rlhf_session.rows import TrainingRow
+from rlhf_session.rows import TrainingRow, own_trajectory
 
 if TYPE_CHECKING:
     from rlhf_host.protocols import Update
     from rlhf_host.settings import RunConfig
 
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
+ENDLESS = 2**40
+"""Steps of a session that samples ahead."""
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+"""Fields of a model's ``config.json`` in which two models that can take each other's place are equal."""
+
+
+def call(method: Callable[Concatenate[TrainableSession, P], T]) -> Callable[Concatenate[TrainableSession, P], T]:
+    """Makes a method one call of a session: it ends before an interrupt is raised, one thread is in it, and it is refused after
+    the session's end."""
+
+    @wraps(method)
+    def wrapped(self: TrainableSession, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._calling():
+            return method(self, *args, **kwargs)
+
+    return wrapped
+
+
 @dataclass(slots=True)
 class SessionData(TaskData):
     """Tasks of a session, which has no last step."""
+
+    endless: bool = False
+
+    def steps(self, config: RunConfig) -> int:
+        return ENDLESS if self.endless else TaskData.steps(self, config)  # for learning rates it is as long as a run
+
+    def source(self, *args: Any) -> Any:
+        return TaskData.source(replace(self, endless=True), *args)
 
     def end(self, config: RunConfig) -> tuple[int | None, str]:  # type: ignore[override]
         return None, ""
@@ -57,22 +103,77 @@ class TrainableSession:
     def __init__(self, config: RunConfig, manager: PluginManager, inputs: Inputs):
         self.config, self.manager, self.tokenizer = config, manager, inputs.tokenizer
         self.run_dir = Path(str(config.run_dir))
-        self._inputs, self._needs, self._moved = inputs, merge_needs(manager), False
+        self._inputs, self._needs = inputs, merge_needs(manager)
+        self._lock, self._depth, self._ended = threading.RLock(), 0, ""
         self._stack = ExitStack()
+        self._outcome: dict[str, Any] = {"status": "finished"}
 
     def open(self, resume: Path | None = None) -> None:
         """Starts the runtime, from a saved state if one is given, and brings the weights to the engine."""
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         loop, started, checkpoint, notices = self._stack.enter_context(
             started_run(self.config, self.manager, self._inputs, self.run_dir, resume)
         )
-        self._loop = loop
-        self._stack.callback(lambda: end_run(loop, Outcome("finished", loop.parts.progress.step, self.run_dir)))
+        self._loop, self._ended = loop, ""
+        self._moved = self._stepped = self._warned = False
+        self._waiting = self._ahead = 0
+        self._asked = (-1, 0)
+        self._measured: dict[str, float] = {}
+        self._drawn: Sequence[Trajectory] = ()
+        self._take_signals(before)
+        self._stack.callback(self._end_run)
         self.roles: Mapping[str, RoleHandle] = started.handles
         begin_run(loop, started, checkpoint, resume, notices)
         loop.keeper.begin()
 
     def close(self) -> None:
+        """Ends the session. Calls after it are refused."""
+        self._ended = self._ended or "the session has ended: use it inside its block"
         self._stack.close()
+
+    def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Ends the session with its block; ``run_finished`` of plugins hears of an error."""
+        if isinstance(error, KeyboardInterrupt):
+            self._outcome = {"status": "interrupted"}
+        elif error is not None:
+            self._outcome = {"status": "failed", "error": str(error) or type(error).__name__}
+        self.close()
+
+    def _end_run(self) -> None:
+        end_run(self._loop, Outcome(step=self.step, run_dir=self.run_dir, **self._outcome))
+
+    def _take_signals(self, before: Mapping[int, Any]) -> None:
+        """Lets an interrupt end the caller's own code at once, and calls of the session as it ends a run."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, earlier in before.items():
+            if (theirs := signal.getsignal(number)) is not earlier and callable(theirs):
+
+                def on_signal(number: int, frame: Any, theirs: Callable[[int, Any], Any] = theirs) -> None:
+                    if not self._depth:
+                        raise KeyboardInterrupt
+                    theirs(number, frame)
+
+                signal.signal(number, on_signal)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        with self._lock:
+            if self._ended:
+                raise UserError(self._ended)
+            self._depth += 1
+            done = False
+            try:
+                yield
+                done = True
+            except Interrupted:
+                raise KeyboardInterrupt from None
+            finally:
+                self._depth -= 1
+                if not self._depth and not self._ended:
+                    stopped, self._loop.parts.events.stop_requested = self._loop.parts.events.stop_requested, False
+                    if stopped and done:
+                        raise KeyboardInterrupt
 
     @property
     def step(self) -> int:
@@ -84,6 +185,7 @@ class TrainableSession:
         """Version of the weights that the engine samples from."""
         return self._loop.parts.progress.version
 
+    @call
     def generate(
         self,
         prompts: Sequence[Any],
@@ -98,8 +200,14 @@ class TrainableSession:
         Args:
             prompts: texts, lists of chat messages, or lists of token ids.
             max_new_tokens: default: as configured; ``temperature`` too.
-            seed: fixes the samples; default: another one in every step.
+            seed: fixes the samples; default: another one in every call. A call of the same number in the same step has the same.
+
+        Raises ``UserError`` for prompts or settings that cannot be used.
         """
+        least = {"n": (n, 1), "max_new_tokens": (max_new_tokens, 1), "seed": (seed, 0)}
+        for name, (number, low) in least.items():
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < low):
+                raise UserError(f"{name} is {number!r}, and should be a whole number from {low}")
         rollout, data = self.config.rollout, self.config.data
         sampling = Sampling(
             max_new_tokens=max_new_tokens or rollout.max_new_tokens,
@@ -113,8 +221,15 @@ class TrainableSession:
         engine = self._loop.parts.runtime.engine
         if engine is None:
             raise UserError("nothing samples here: the algorithm trains on rows of a data set")
-        if isinstance(prompts, str):
+        if isinstance(prompts, str | Mapping) or not hasattr(prompts, "__iter__"):
             raise UserError("generate takes a list of prompts: generate([prompt])")
+        self._refuse_moved()
+        prompts = [prompt.tolist() if hasattr(prompt, "tolist") else prompt for prompt in prompts]
+        for number, prompt in enumerate(prompts):
+            chat = isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt)
+            if not isinstance(prompt, str) and not _is_ids(prompt) and not (chat and prompt):
+                raise UserError(f"prompt {number} is a text, a list of messages or a list of token ids, not {prompt!r:.60}")
+        self._asked = self.step, self._asked[1] + 1 if self._asked[0] == self.step else 0
         given = [list(prompt) if _is_ids(prompt) else None for prompt in prompts]
         texts = iter(
             render_prompts(
@@ -125,7 +240,7 @@ class TrainableSession:
             )
         )
         ids = [next(texts) if own is None else own for own in given]
-        work = generations(engine, ids, sampling, n, self.config.seed + self.step if seed is None else seed)
+        work = generations(engine, ids, sampling, n, self._seed() if seed is None else seed)
         answers = self._loop.parts.events.run(work)
         return [
             [
@@ -133,8 +248,10 @@ class TrainableSession:
                     prompt_ids=ids[prompt],
                     completion_ids=list(answer.token_ids),
                     logprobs=None if answer.logprobs is None else list(answer.logprobs),
-                    group=f"{self.step}.{prompt}",
+                    group=f"{self.step}.{self._asked[1]}.{prompt}",
                     version=self.version,
+                    temperature=sampling.temperature,
+                    truncated=answer.finish_reason == "length",
                     text=str(self.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)),
                 )
                 for answer in answers[prompt * n : (prompt + 1) * n]
@@ -142,30 +259,46 @@ class TrainableSession:
             for prompt in range(len(ids))
         ]
 
+    @call
     def draw(self) -> Experience:
-        """Samples, scores and prepares the next batch, as the next step of a run would. Raises ``RunError`` as that does."""
+        """Samples, scores and prepares the next batch, as the next step of a run would.
+
+        Raises:
+            UserError: the session has no algorithm or no data, or waits for ``sync``.
+            RunError: as of a run.
+        """
         sampled, learns = isinstance(self._inputs.data, TaskData), self.manager.has("compute_advantages")
         if not self.config.data.sources or (sampled and not learns and not self.manager.has("make_rows")):
             raise UserError("draw prepares batches for an algorithm: give the session algo, rewards and data")
+        self._refuse_moved()
+        if sampled and self._ahead > (depth := self.config.async_depth) > 0:
+            raise UserError(f"with async_depth {depth} there are {depth} batches before new weights: call sync")
         drawn = self._loop.parts.source.draw(self.step + 1, self.version)
+        self._ahead, self._drawn = self._ahead + 1, drawn.trajectories
+        self._measured |= {**drawn.row_metrics, **drawn.metrics}
         if drawn.draws:
             self._loop.parts.ledger.note(self.step + 1, self.version, drawn.draws)
-        self._moved = self._moved or not drawn.sampled
-        return drawn.batch
+        self._moved, batch = self._moved or not drawn.sampled, drawn.batch
+        for alias, rows in drawn.beside.items():
+            batch = joined(batch, rows, alias)
+        return batch
 
+    @call
     def batch(self, rows: Iterable[TrainingRow | Trajectory], *, loss: Loss | None = None) -> Experience:
         """Returns rows as a batch, with everything that the loss needs of them: log-probabilities of roles, advantages where the
-        rows have rewards and no advantages, and what the loss prepares.
+        rows have rewards and no advantages, and what the loss prepares. The rows stay in their order.
 
         Raises ``UserError`` for rows that do not fit together, and for a role that the session does not have.
         """
         with self._plugins(loss) as manager:
             return self._batch(rows, manager)
 
+    @call
     def forward_backward(
         self, rows: Experience | Iterable[TrainingRow | Trajectory], *, loss: Loss | None = None, last: bool = False
     ) -> dict[str, float]:
-        """Adds the gradient of a batch's loss to those that wait for ``optim_step``. Every loss is a mean over its own batch.
+        """Adds the gradient of a batch's loss to those that wait for ``optim_step``. Every loss is a mean over its own batch. After
+        an error in the passes, or an interrupt, none waits.
 
         Args:
             rows: rows, or what ``draw`` and ``batch`` return.
@@ -181,31 +314,62 @@ class TrainableSession:
         """
         with self._plugins(loss) as manager:
             batch = rows if isinstance(rows, Experience) else self._batch(rows, manager)
+            if batch.old_logprobs is None and (mode := self._mode(batch)) == "sampler":
+                add_outputs(batch, self._trainer, merge_needs(manager), mode)
             specs = () if loss is None else (spec_of(loss),)
-            update = self._trainer.forward_backward(batch, sampled_now=not self._moved, last=last, plugins=specs)
-            metrics = self._metrics(update)
-            if bool(batch.loss_mask.any()) and not any(name.rpartition("/")[2] == "loss" for name in metrics):
-                raise RunError("no plugin gave a loss term: give forward_backward a loss, or the session an algorithm")
-            return metrics
+            interrupted = False
+            try:
+                update = self._trainer.forward_backward(batch, sampled_now=not self._moved, last=last, plugins=specs)
+                metrics = self._metrics(update)
+                interrupted = self._loop.parts.events.stop_requested
+                if bool(batch.loss_mask.any()) and not any(name.rpartition("/")[2] == "loss" for name in metrics):
+                    raise RunError("no plugin gave a loss term: give forward_backward a loss, or the session an algorithm")
+                self._waiting, self._measured = self._waiting + 1, self._measured | metrics
+                return metrics
+            except BaseException:
+                interrupted = True
+                raise
+            finally:
+                if interrupted:
+                    self._drop()
 
+    @call
     def optim_step(self, *, lr: float | None = None, role: str = "actor") -> dict[str, float]:
-        """Clips the gradients that wait and takes a step of every role that has some; returns its metrics.
+        """Clips the gradients that wait and takes a step of every role that has some; returns its metrics. Plugins that adjust
+        something after each step do so, by all metrics since the one before.
 
         Args:
             lr: the role's peak learning rate, from this step on.
 
-        Raises ``RunError`` if a gradient is not finite; then nothing has changed.
+        Raises:
+            UserError: no gradient waits, or the rate or the role cannot be used.
+            RunError: a gradient is not finite; then that role, and those after it, stay as they are.
         """
+        trained, progress = [need.name for need in self._needs.roles if need.trainable], self._loop.parts.progress
+        if role not in trained:
+            raise UserError(f"optim_step: {role!r} is not trained here; trained are {', '.join(trained)}")
+        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < math.inf):
+            raise UserError(f"optim_step: lr is {lr!r}, and should be a finite number from 0")
+        if not self._waiting:
+            raise UserError("no gradient waits for optim_step: call forward_backward first; one that failed drops what waited")
         if lr is not None:
             self._trainer.adjust(role, lr=lr)
+            progress.rates[role] = float(lr)  # which a state keeps
+        self._stepped, self._waiting = True, 0
+        if self._loop.gate is not None and self.config.async_depth and self._in_place:
+            self._loop.parts.events.run(self._loop.hold(self._loop.gate), interruptible=False)  # until sync
         metrics = self._metrics(self._trainer.optim_step())
-        progress, self._moved = self._loop.parts.progress, True
+        self._moved = True
         progress.step += 1
         for need in self._needs.roles:
             if need.moves and need.follows is not None and progress.step % need.follows.every == 0:
                 self._trainer.follow(need.name)
+        self._loop.adjust(self._measured | metrics)
+        self._measured = {}
+        self._warn_of_end()
         return metrics
 
+    @call
     def gradient(
         self,
         rows: Experience | Iterable[TrainingRow | Trajectory],
@@ -222,7 +386,12 @@ class TrainableSession:
             project: all of them as one tensor ``gradient`` of this length, in which inner products are kept in expectation
                 (signed feature hashing, arXiv:0902.2206).
         """
+        if project is not None and (isinstance(project, bool) or not isinstance(project, int) or project < 1):
+            raise UserError(f"project is {project!r}, and should be a whole number from 1")
+        names = (names,) if isinstance(names, str) else names
+        self._drop()
         self.forward_backward(rows, loss=loss, last=True)
+        self._waiting = 0
         found = {
             name: gradient
             for name, gradient in self._trainer.gradients().items()
@@ -232,54 +401,179 @@ class TrainableSession:
             raise UserError(f"no trained weight is called {' or '.join(names)}")
         return found if project is None else {"gradient": _projected(found, project)}
 
+    @call
     def sync(self) -> None:
         """Brings the weights to the engine."""
         if self._loop.gate is not None:
             self._loop.parts.progress.version += 1
             self._loop.parts.events.run(self._loop.sync(), interruptible=False)
-            self._moved = False
+            self._ahead = max(0, self._ahead - 1)
+        self._moved = self._stepped = False
 
+    @call
     def evaluate(self) -> dict[str, float]:
         """Returns the metrics of ``eval.data`` by the engine's weights. Raises ``UserError`` without such data."""
         if self._loop.evaluate is None or not self.manager.has("score"):
             raise UserError("nothing is held out, or nothing judges it: give the session eval_data and rewards")
-        return self._loop.evaluate(self.step)[0]
+        self._refuse_moved()
+        metrics, trajectories = self._loop.evaluate(self.step)
+        self._measured |= metrics
+        self.manager.report("log_trajectories", step=self.step, split="eval", trajectories=trajectories)
+        return metrics
 
+    @property
+    def stopped(self) -> str | None:
+        """Why a plugin asked, after a step, to train no further; None: none did."""
+        return self._loop.parts.progress.stopped
+
+    @call
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Gives the session's trackers the metrics of the last step."""
+        """Gives the metrics of the last step, and the rows of ``draw``, to the session's trackers. Raises ``UserError`` for metrics
+        that are no numbers.
+        """
+        for name, value in metrics.items():
+            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int | float):
+                raise UserError(f"log: {name!r} is {value!r}; metrics are names and numbers")
+        if self._drawn:
+            self.manager.report("log_trajectories", step=self.step, split="train", trajectories=self._drawn)
         self.manager.report("log_metrics", step=self.step, metrics=dict(metrics))
+        self._drawn = ()
 
+    @call
     def save(self, path: str | Path) -> Path:
         """Writes weights, optimizers, position in the data and states of plugins; returns the checkpoint's directory.
 
         Args:
-            path: directory of the session's states; each is ``checkpoints/step-NNNNNN`` in it, and ``load`` takes the newest.
-        """
-        directory = Path(path)
-        directory.mkdir(parents=True, exist_ok=True)
-        parts = replace(self._loop.parts, run_dir=directory)
-        keeper = CheckpointKeeper(parts, self._loop.keeper.scoring)
-        keeper.note()
-        keeper.save(needed=True)
-        keeper.settle(needed=True)
-        if parts.ledger.path.exists() and parts.ledger.path.parent != directory:
-            shutil.copy2(parts.ledger.path, directory)
-        return directory / "checkpoints" / f"step-{self.step:06d}"
+            path: directory of the session's states; each is ``checkpoints/step-NNNNNN`` in it. States of other steps stay.
 
+        Raises:
+            UserError: the directory is that of a run, or a file.
+            RunError: the state cannot be written.
+        """
+        directory = Path(path).expanduser()
+        if directory.exists() and not directory.is_dir():
+            raise UserError(f"{directory} is a file: save takes a directory")
+        if (directory / "config.yaml").exists() and directory.resolve() != self.run_dir.resolve():
+            raise UserError(f"{directory} is the directory of a run: save into another one")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{directory} cannot be made: {error}") from error
+        ledger = self._loop.parts.ledger.path
+        state = directory / "checkpoints" / f"step-{self.step:06d}"
+        with Scratch(".saving-", str(directory)) as aside:  # a run removes other states where it writes its own
+            keeper = CheckpointKeeper(replace(self._loop.parts, run_dir=aside), self._loop.keeper.scoring)
+            keeper.note()
+            try:
+                keeper.save(needed=True)
+                keeper.settle(needed=True)
+            except RunError as error:
+                error.args = (str(error).replace(str(aside), str(directory)),)
+                raise
+            state.parent.mkdir(exist_ok=True)
+            take_back_replaced(directory)
+            if state.exists():
+                old = state.with_name(f".{state.name}.old")
+                remove_directory(old)
+                state.rename(old)
+            (aside / "checkpoints" / state.name).rename(state)
+            remove_directory(state.with_name(f".{state.name}.old"))
+        point_to(directory, "checkpoints/last", self.step)
+        if ledger.exists() and ledger.parent != directory:
+            shutil.copy2(ledger, directory)
+        return state
+
+    @call
     def load(self, path: str | Path) -> None:
-        """Goes on from the newest state in a directory of ``save``: models are loaded anew. Raises ``UserError`` without one."""
-        directory = Path(path)
-        if not (directory / "checkpoints").is_dir():
-            raise UserError(f"{directory} has no saved state of a session")
-        self.close()
-        ledger = directory / self._loop.parts.ledger.path.name
-        if ledger.exists() and directory != self.run_dir:
-            shutil.copy2(ledger, self.run_dir)
-        self.open(directory)
+        """Goes on from a saved state: models are loaded anew.
+
+        Args:
+            path: what ``save`` returned, or a directory of ``save``, whose state that was saved last is taken.
+
+        Raises ``UserError`` for a state that is not there, or of another model or other roles; then nothing has changed.
+        """
+        given = Path(path).expanduser()
+        folder = given / "checkpoints"
+        take_back_replaced(given)
+        state = given if (given / "state.json").exists() else folder / "last"
+        if not state.is_dir():
+            states = sorted(each for each in folder.glob("step-*") if each.is_dir())
+            if not states:
+                raise UserError(f"{given} has no saved state of a session")
+            state = states[-1]
+        state = state.resolve()
+        with Scratch("rlhf-session-", gettempdir()) as one:  # in which this state is the newest
+            (one / "checkpoints").mkdir()
+            (one / "checkpoints" / state.name).symlink_to(state, target_is_directory=True)
+            self._refuse_other(one, state)
+            self.close()
+            ledger = state.parent.parent / self._loop.parts.ledger.path.name
+            if ledger.exists() and ledger.parent != self.run_dir.resolve():
+                shutil.copy2(ledger, self.run_dir)
+            try:
+                self.open(one)
+            except BaseException:
+                self._ended = "the session ended when load failed: start another"
+                self._stack.close()
+                raise
+
+    def _refuse_other(self, directory: Path, state: Path) -> None:
+        """Raises ``UserError`` for a state that this session cannot go on from."""
+        try:
+            checkpoint = load_checkpoint(directory)
+        except UserError as error:
+            text = str(error).partition("\n")[0]
+            raise UserError(text.replace(str(directory), str(state.parent.parent))) from error
+        assert checkpoint is not None
+        refuse_foreign(checkpoint)
+        refuse_lost(self.config, self._needs, checkpoint)
+        for need in self._needs.roles:
+            then, now = checkpoint.state["config"]["roles"].get(need.name, {}), self.config.roles.get(need.name)
+            if not need.trainable or now is None:
+                continue
+            lora = now.model_dump(mode="json")["lora"]
+            theirs = then.get("lora") or {}
+            if odd := next((name for name, value in lora.items() if theirs.get(name) != value), None):
+                what = f"{need.name}.lora.{odd} is {theirs.get(odd)} in it, and {lora[odd]} here"
+                raise UserError(f"{state} is a state of another session: {what}")
+            ours, theirs = _shape(Path(str(now.model))), _shape(checkpoint.role(need.name))
+            if odd := next((name for name in SHAPE if ours and theirs and ours.get(name) != theirs.get(name)), None):
+                what = f"{odd} of {need.name} is {theirs.get(odd)} in it, and {ours.get(odd)} here"
+                raise UserError(f"{state} is a state of another model: {what}")
 
     @property
     def _trainer(self) -> Any:
         return self._loop.parts.runtime.trainer
+
+    @property
+    def _in_place(self) -> bool:
+        """True if the engine samples from the weights that are trained."""
+        return any(target.in_place for target in self._loop.parts.runtime.targets)
+
+    def _refuse_moved(self) -> None:
+        """Raises ``UserError`` where sampling would use weights that no version counts."""
+        if self._stepped and self._in_place:
+            raise UserError("the weights have moved since sync, and this engine samples from them in place: call sync first")
+
+    def _drop(self) -> None:
+        """Drops the gradients that wait for ``optim_step``, and those of passes that did not end."""
+        self._waiting = 0
+        with suppress(RunError):  # of a backend that does not show them
+            self._trainer.gradients()
+
+    def _seed(self) -> int:
+        step, number = self._asked
+        return self.config.seed + step + (number << 32)
+
+    def _warn_of_end(self) -> None:
+        """Says once that schedules have come to their end, from which on rates stay at their lowest."""
+        planned = self._loop.planned
+        for need in self._needs.roles:
+            role = self.config.roles.get(need.name)
+            if need.trainable and role is not None and role.schedule != "constant" and self.step > planned and not self._warned:
+                self._warned = True
+                text = f"step {self.step} is after the end of {need.name}.schedule {role.schedule}, which train.steps sets to"
+                print(f"Warning: {text} {planned}: its learning rate stays at the lowest", file=sys.stderr)
 
     def _metrics(self, update: Update) -> dict[str, float]:
         if update.refused is not None:
@@ -304,7 +598,8 @@ class TrainableSession:
         """Returns the row as a trajectory. Raises ``UserError`` for one that the model cannot read."""
         if not isinstance(row, TrainingRow | Trajectory):
             raise UserError(f"row {number} is a {type(row).__name__}, not a TrainingRow")
-        trajectory = row if isinstance(row, Trajectory) else row.trajectory(number)
+        trajectory = own_trajectory(row, number) if isinstance(row, Trajectory) else row.trajectory(number)
+        trajectory.decode = trajectory.decode or self._decode
         ids = [token for segment in trajectory.segments for token in segment.token_ids]
         vocabulary, _ = sizes(self.config.roles["actor"])
         if (odd := next((token for token in ids if not 0 <= token < (vocabulary or token + 1)), None)) is not None:
@@ -314,43 +609,93 @@ class TrainableSession:
         return trajectory
 
     def _batch(self, rows: Iterable[TrainingRow | Trajectory], manager: PluginManager) -> Experience:
+        if isinstance(rows, TrainingRow | Trajectory | Mapping) or not hasattr(rows, "__iter__"):
+            raise UserError(f"rows are a list of TrainingRow, not a {type(rows).__name__}")
         given = list(rows)
         if not given:
             raise UserError("there are no rows to train on")
         made = [self._checked(row, number) for number, row in enumerate(given)]
-        advantages = {
-            id(row): own.advantages if isinstance(own, TrainingRow) else own.advantage
-            for row, own in zip(made, given, strict=True)
-        }
-        judged = [own.reward is not None for own in given]
-        groups: dict[str, Group] = {}
-        for row in made:
-            groups.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
+        self._refuse_mixed(given)
+        known = [self._advantages(row, number, made[number]) for number, row in enumerate(given)]
+        rewarded = [own.reward is not None for own in given]
         names = dict.fromkeys(name for row in made for name in row.rewards)
         rollout, needs = self.config.rollout, merge_needs(manager)
         batch = make_experience(
-            list(groups.values()),
+            [Group(row.group_id, row.task, [row]) for row in made],  # which keeps their order
             dict.fromkeys(names, 1.0),
             step=self.step + 1,
             max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
+            temperature=self._temperature(given),
             version=self.version,
         )
         add_prompts(batch, manager, needs, self.roles)
-        add_outputs(batch, self._trainer, needs, self.config.old_logprobs_mode)
-        known = [advantages[id(row)] is not None for row in batch.trajectories]
-        if all(known):
-            batch.advantages = _per_token([advantages[id(row)] for row in batch.trajectories], batch)
-        elif any(known):
-            raise UserError(f"row {known.index(False)} has no advantages, and others have some")
-        elif all(judged) and manager.has("compute_advantages"):
+        add_outputs(batch, self._trainer, needs, self._mode(batch))
+        has = [values is not None for values in known]
+        if all(has):
+            batch.advantages = _per_token(known, batch)
+        elif any(has):
+            raise UserError(f"row {has.index(False)} has no advantages, and others have some")
+        elif manager.has("compute_advantages"):
+            if not all(rewarded):
+                others = ", and others have one" if any(rewarded) else ": give all rows one of the two"
+                raise UserError(f"row {rewarded.index(False)} has neither advantages nor a reward{others}")
             add_advantages(batch, manager, needs)
         add_extra(batch, manager, self._trainer, needs)
         return batch
 
+    def _advantages(self, row: TrainingRow | Trajectory, number: int, made: Trajectory) -> float | Sequence[float] | None:
+        if isinstance(row, TrainingRow):
+            return row.known_advantages(number, len(row.completion_ids))
+        if row.advantages is not None:
+            return row.advantages
+        return row.advantage
+
+    def _refuse_mixed(self, rows: Sequence[TrainingRow | Trajectory]) -> None:
+        """Raises ``UserError`` for rows with other columns than the first."""
+        own = [(number, row) for number, row in enumerate(rows) if isinstance(row, TrainingRow)]
+        forms = [{name: np.ndim(values) for name, values in row.columns.items()} for _, row in own]
+        for (number, _), form in zip(own, forms, strict=True):
+            for name in form.keys() | forms[0].keys():
+                if form.get(name) != forms[0].get(name):
+                    kinds = {None: "missing", 0: "one number", 1: "a list"}
+                    what = f"{kinds[form.get(name)]} in row {number} and {kinds[forms[0].get(name)]} in row {own[0][0]}"
+                    raise UserError(f"the column {name!r} is {what}: rows of a call have the same")
+
+    def _temperature(self, rows: Sequence[TrainingRow | Trajectory]) -> float:
+        """Returns the temperature of all rows. Raises ``UserError`` for several, and for one that is no number above 0."""
+        usual = self.config.rollout.temperature
+        each = [usual if isinstance(row, Trajectory) or row.temperature is None else row.temperature for row in rows]
+        for number, own in enumerate(each):
+            if not isinstance(own, int | float) or not math.isfinite(own) or own < 0:
+                raise UserError(f"row {number}: temperature is {own!r}, and should be a number above 0")
+            if own == 0:
+                greedy = "set its temperature, and its logprobs to None"
+                raise UserError(
+                    f"row {number} was sampled greedily (temperature 0), which is no distribution to train: {greedy}"
+                )
+            if own != each[0]:
+                raise UserError(f"row 0 has the temperature {each[0]:g} and row {number} {own:g}: give each its own call")
+        return float(each[0])
+
+    def _mode(self, batch: Experience) -> str:
+        """Returns what the ratio compares with. Where the weights are no longer those that sampled, that is the sampler."""
+        mode, chosen = self.config.old_logprobs_mode, batch.action_mask & batch.sampled_mask
+        if mode != "fused" or self.config.train.old_logprobs != "auto" or not bool(chosen.any()):
+            return mode
+        return "sampler" if self._moved or bool((batch.versions[chosen] != self.version).any()) else mode
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _shape(model: Path) -> dict[str, Any]:
+    """Returns what a model's ``config.json`` says; nothing where there is none."""
+    file = model / "config.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+
 
 def _is_ids(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and len(prompt) > 0 and all(isinstance(each, int) for each in prompt)
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(type(each) is int for each in prompt)
 
 
 def _per_token(values: Sequence[Any], batch: Experience) -> Tensor:
