@@ -86,7 +86,9 @@ _of_host, __dir__, __all__ = lazily(__name__)
 
 def __getattr__(name: str) -> Any:
     """Returns a public name, or what an installed package adds to them: the entry points of the group ``rlhf.python``."""
-    if name not in __all__ and not name.startswith("_"):
-        for point in entry_points(group="rlhf.python", name=name):
-            return point.load()
+    if name not in __all__ and not name.startswith("_") and entry_points(group="rlhf.python", name=name):
+        from rlhf_host.plugins.selection import imported, python_name
+
+        if (info := python_name(name)) is not None:
+            return imported(info)
     return _of_host(name)

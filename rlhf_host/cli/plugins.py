@@ -14,7 +14,7 @@ from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.cli.plugin_names import complete_plugin, kind_option, left_out
 from rlhf_host.errors import visible
 from rlhf_host.plugins.about import about
-from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, PluginInfo, discover, unchosen
 from rlhf_host.plugins.reach import with_reach
 
 HELP_GROUP = "Plugins"
@@ -47,7 +47,8 @@ def plugins(ctx: click.Context, as_json: bool, kind: str | None, disable: Sequen
     ctx.with_resource(left_out(disable))
     if ctx.invoked_subcommand is not None:
         return
-    infos = with_reach([replace(info, summary=about(info)) for info in discover(disabled=True) if kind in (None, info.kind)])
+    known = [*discover(disabled=True), *(info for info in unchosen("python") if info.problem)]
+    infos = with_reach([replace(info, summary=about(info)) for info in known if kind in (None, info.kind)])
     if as_json:
         click.echo(json.dumps([{field: getattr(info, field) for field in FIELDS} for info in infos], indent=2))
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.errors import PluginError, UserError, a, asks_to_stop, failing_as, in_one_line, near_matches
 from rlhf_host.plugins.catalogue import install_line, offered
-from rlhf_host.plugins.discovery import GROUPS, PROTOCOLS, PluginInfo, discover, normalised
+from rlhf_host.plugins.discovery import DISABLE, GROUPS, PROTOCOLS, PluginInfo, discover, normalised, unchosen
 from rlhf_host.plugins.hints import UnknownName, of_packages
 from rlhf_host.plugins.python_files import describe_class, import_file, is_in_file
 from rlhf_host.plugins.requirements import lacking
@@ -186,6 +186,15 @@ def imported(info: PluginInfo) -> Any:
             near = near_matches(part, (name for name in dir(value) if not name.startswith("_")))
             raise PluginError(f"{info}: {info.module} has no {info.attribute!r}{near}") from error
     return value
+
+
+def python_name(name: str) -> PluginInfo | None:
+    """What a package adds to the names of ``rlhf_host`` by this one. Raises ``PluginError`` where two do."""
+    found = [info for info in unchosen("python") if info.name == name and info.status != "conflict"]
+    if len(found) > 1:
+        both, out = " and ".join(info.distribution for info in found), f"{DISABLE}={found[0].distribution}:{name}"
+        raise PluginError(f"{both} both add {name!r} to rlhf_host: leave one out with {out}")
+    return found[0] if found else None
 
 
 def build(info: PluginInfo, options: Mapping[str, Any], alias: str | None = None) -> object:
