@@ -36,7 +36,9 @@ def test_every_link_to_a_file_leads_to_one(folder):
 
 @pytest.mark.parametrize("readme", sorted(ROOT.glob("plugins/*/*/README.md")), ids=lambda path: path.parent.name)
 def test_every_plugins_readme_leads_to_its_page(readme):
-    assert f"https://github.com/rlhf-host/rlhf-host/blob/main/docs/reference/plugins/{readme.parent.name}.md" in readme.read_text()
+    assert (
+        f"https://github.com/rlhf-host/rlhf-host/blob/main/docs/reference/plugins/{readme.parent.name}.md" in readme.read_text()
+    )
 
 
 def test_no_file_links_to_a_page_of_ours_that_is_not_published():

@@ -22,6 +22,9 @@ from transformers import AutoModelForCausalLM
 import rlhf_host
 from rlhf_host import RunError, UserError
 
+for package in ("rlhf_plugin_rloo", "rlhf_plugin_grpo", "rlhf_plugin_ppo", "rlhf_plugin_averages", "rlhf_plugin_sft"):
+    pytest.importorskip(package)
+
 
 def vowels(text, label):
     return sum(char in "aeiou" for char in text) / 8
