@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
@@ -34,6 +35,7 @@ SPLITS: dict[str, tuple[str, ...]] = {"train": ("train",), "eval": ("test", "val
 
 
 NO_ROWS: PythonRows = {}
+LOOKED_AT = 100  # prompts of a source that are compared with what the tokenizer reads
 _BATCH = 512  # prompts: a tokenizer's encodings take many times the memory of their ids
 _Items = TypeVar("_Items", bound=Sequence[Any])
 
@@ -78,6 +80,9 @@ def load_tasks(
     if data.max_samples is not None:
         listed = share(listed, weights, data.max_samples)
     for name, tasks in listed.items():
+        if lost := unreadable(tasks[:LOOKED_AT], tokenizer):
+            shown = " ".join(lost[:10]) + (f" and {len(lost) - 10} others" if len(lost) > 10 else "")
+            report.append(f"{name}: the tokenizer has no tokens for {shown}, so the model does not see them in its prompts")
         read[name], line = reader.within_limit(tasks)
         if line:
             report.append(f"{name}: {line}")
@@ -90,6 +95,20 @@ def load_tasks(
             " rollout.max_tokens and the model's context allow; data.long_prompts truncate keeps their ends"
         )
     return TaskSet(read, weights, report)
+
+
+def unreadable(tasks: Iterable[Task], tokenizer: Any) -> list[str]:
+    """Returns the characters of prompts that are not in what the tokenizer reads them as, whatever their case and form."""
+
+    def folded(text: str) -> set[str]:
+        return {char for char in unicodedata.normalize("NFKC", text).casefold() if not char.isspace()}
+
+    lost: set[str] = set()
+    for task in tasks:
+        messages = [{"content": task.prompt}] if isinstance(task.prompt, str) else task.prompt
+        texts = [text for message in messages if isinstance(text := message.get("content"), str)]
+        lost |= folded(" ".join(texts)) - folded(tokenizer.decode(list(task.prompt_ids or ())))
+    return sorted(lost)
 
 
 def named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:

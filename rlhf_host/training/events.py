@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ T = TypeVar("T")
 ENDED = "the event loop has ended: a plugin ended its thread"
 WAKE_S = 0.5
 """Seconds between two checks for signals by the waiting thread."""
+TWICE_S = 0.2
+"""Seconds within which a signal that comes again is the same one: ``timeout`` sends it to a process, then to its group."""
 CLOSE_S = 10.0
 """Seconds that closing waits for cancelled tasks."""
 
@@ -29,12 +32,14 @@ class EventLoop:
     """Runs coroutines from the controller's thread; works inside notebooks, where the main thread has a loop already.
 
     As a context manager it also turns the first SIGINT, SIGTERM or SIGHUP into ``stop_requested`` (and cancels what is being
-    awaited); a second one raises ``KeyboardInterrupt``. A terminal that is closed may send SIGHUP twice, which counts as one.
+    awaited); a second one raises ``KeyboardInterrupt``. A terminal that is closed may send SIGHUP twice, and ``timeout`` any
+    signal within a moment; these count as one.
     SIGINT and SIGHUP stay ignored where they were ignored before.
     """
 
     def __init__(self) -> None:
         self.stop_requested = False
+        self._signal: tuple[int, float] = (0, 0.0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlhf-events", daemon=True)
         self._waiting: asyncio.Task[Any] | None = None
@@ -117,7 +122,9 @@ class EventLoop:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self.stop_requested and number != signal.SIGHUP:
+        before, self._signal = self._signal, (number, time.monotonic())
+        twice = before[0] == number and self._signal[1] < before[1] + TWICE_S
+        if self.stop_requested and number != signal.SIGHUP and not twice:
             raise KeyboardInterrupt
         self.stop_requested = True
         self._loop.call_soon_threadsafe(self._cancel_waiting)
@@ -137,6 +144,7 @@ class LoopHere(EventLoop):
                 "debug runs the event loop in this thread, which has one already, as in a notebook: run it as a script"
             )
         self.stop_requested = False
+        self._signal: tuple[int, float] = (0, 0.0)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_quiet_about_interrupts)
         self._waiting = None

@@ -8,10 +8,12 @@ import datasets
 import pytest
 from tokenizers import normalizers
 
-from rlhf_host.config.schema import DataSource
+from rlhf_host.config.schema import DataConfig, DataSource, RoleConfig
+from rlhf_host.data.sources import load_tasks
 from rlhf_host.errors import UserError
+from rlhf_host.models.loading import load_tokenizer
 
-from .conftest import lines
+from .conftest import byte_tokenizer, lines
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = REPOSITORY.parent / "shared" / "data"
@@ -321,3 +323,12 @@ def test_no_task_left_is_an_error_and_an_emptied_source_is_said(load, write):
     assert "long: no tasks are left" in taskset.report
     with pytest.raises(UserError, match="every prompt is longer than 2 tokens"):
         load(long, max_prompt_tokens=2)
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_told(tmp_path):
+    path = tmp_path / "asked.jsonl"
+    path.write_text('{"prompt": "What is 2+3?"}\n{"prompt": "4 + 5 ="}\n')
+    data = DataConfig(sources=[DataSource(path=str(path))])
+    (_, told) = load_tasks(data, split="train", tokenizer=load_tokenizer(RoleConfig(model="quickstart")), seed=0).report
+    assert told == "asked: the tokenizer has no tokens for ? a h i s t w, so the model does not see them in its prompts"
+    assert len(load_tasks(data, split="train", tokenizer=byte_tokenizer(), seed=0).report) == 1

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rlhf_host.errors import RunError
-from rlhf_host.training.events import EventLoop, Interrupted, ended_by_sigterm, event_loop
+from rlhf_host.training.events import TWICE_S, EventLoop, Interrupted, ended_by_sigterm, event_loop
 
 
 @pytest.fixture(params=[False, True], ids=["thread", "debug"])
@@ -56,6 +56,8 @@ def test_an_interrupt_waits_until_what_it_cancelled_has_ended(events):
 def test_the_second_signal_does_not_wait(events):
     with pytest.raises(Interrupted):
         events.run(_interrupting())
+    signal.raise_signal(signal.SIGINT)  # as `timeout -s INT` does, to the process and to its group
+    time.sleep(TWICE_S * 1.5)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
