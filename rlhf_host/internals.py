@@ -65,7 +65,7 @@ _NAMES = {
     "training.events": ["Interrupted", "event_loop"],
     "training.inputs": ["Inputs", "TaskData", "read_inputs"],
     "training.keeper": ["CheckpointKeeper"],
-    "training.made_rows": ["made_rows"],
+    "training.made_rows": ["chosen_rows", "made_rows"],
     "training.rehearsal": ["check_inputs"],
     "training.reduction": ["Denominators", "Metrics", "Reducer", "reduced"],
     "training.role": ["Role", "rows_of"],

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rlhf_host
-from rlhf_host import RunError, UserError
+from rlhf_host import Reward, RunError, UserError
 
 for package in ("rlhf_plugin_rloo", "rlhf_plugin_grpo", "rlhf_plugin_ppo", "rlhf_plugin_averages", "rlhf_plugin_sft"):
     pytest.importorskip(package)
@@ -147,6 +147,28 @@ def test_gradients_add_up_until_the_step(small):
         assert float(whole(session.gradient(rows, loss="grpo")).norm()) == pytest.approx(
             float(whole(together).norm()), rel=1e-5
         )
+
+
+def test_an_algorithm_that_chooses_rows_gets_them(small):
+    pytest.importorskip("rlhf_plugin_raft")
+    with rlhf_host.trainable_session(**small) as session:
+        rows = [TrainingRow(prompt_ids=[5, 6], completion_ids=[7, 8 + i], reward=float(i == 1), group="one") for i in range(3)]
+        best = session.batch(rows, loss="raft")
+        assert best.completion_ids.tolist() == [[7, 9]]
+        chosen, alone = (session.gradient(each, loss="raft") for each in (best, [rows[1]]))
+        assert torch.equal(whole(chosen), whole(alone))
+        with pytest.raises(UserError, match="row 1 has no reward, and the loss chooses rows by their rewards"):
+            session.batch([rows[0], TrainingRow(prompt_ids=[5], completion_ids=[7], group="one")], loss="raft")
+
+
+def test_rewards_have_the_weights_that_made_them(small):
+    pytest.importorskip("rlhf_plugin_grpo")
+    with rlhf_host.trainable_session(**small) as session:
+        rows = [row.trajectory(number) for number, row in enumerate(rows_for(session))]
+        for number, row in enumerate(rows):
+            row.rewards, row.reward = {"one": Reward(float(number)), "two": Reward(1.0)}, number + 0.5
+        batch = session.batch(rows, loss="gdpo", reward_weights={"two": 0.5})
+        assert dict(zip(batch.reward_names, batch.reward_weights, strict=True)) == {"one": 1.0, "two": 0.5}
 
 
 def test_projections_keep_inner_products(small):

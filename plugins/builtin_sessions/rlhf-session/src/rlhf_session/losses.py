@@ -59,4 +59,5 @@ def spec_of(loss: Loss) -> PluginSpec:
                 f"a loss is an algorithm's name, a function or an object with compute_loss, not {type(loss).__name__}"
             )
         loss = FunctionLoss(loss)
-    return PluginSpec("algo", "loss", describe("algo", "loss", loss), given=loss)
+    name = str(getattr(loss, "__name__", "loss"))
+    return PluginSpec("algo", name, describe("algo", name, loss), given=loss)

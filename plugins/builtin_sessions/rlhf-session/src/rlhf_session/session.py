@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -34,7 +34,10 @@ from rlhf_host.internals import (
     add_extra,
     add_outputs,
     add_prompts,
+    apply_masks,
+    apply_rewards,
     begin_run,
+    chosen_rows,
     end_run,
     for_chat,
     generations,
@@ -104,6 +107,7 @@ class TrainableSession:
         self.config, self.manager, self.tokenizer = config, manager, inputs.tokenizer
         self.run_dir = Path(str(config.run_dir))
         self._inputs, self._needs = inputs, merge_needs(manager)
+        self._vocabulary, _ = sizes(config.roles["actor"])
         self._lock, self._depth, self._ended = threading.RLock(), 0, ""
         self._stack = ExitStack()
         self._outcome: dict[str, Any] = {"status": "finished"}
@@ -284,14 +288,24 @@ class TrainableSession:
         return batch
 
     @call
-    def batch(self, rows: Iterable[TrainingRow | Trajectory], *, loss: Loss | None = None) -> Experience:
+    def batch(
+        self,
+        rows: Iterable[TrainingRow | Trajectory],
+        *,
+        loss: Loss | None = None,
+        reward_weights: Mapping[str, float] | None = None,
+    ) -> Experience:
         """Returns rows as a batch, with everything that the loss needs of them: log-probabilities of roles, advantages where the
-        rows have rewards and no advantages, and what the loss prepares. The rows stay in their order.
+        rows have rewards and no advantages, and what the loss prepares. The rows stay in their order. An algorithm that chooses
+        or pairs sampled answers (``make_rows``) gets those that it makes of the rows.
+
+        Args:
+            reward_weights: weights by which several rewards of the rows became ``reward``; default: 1 each.
 
         Raises ``UserError`` for rows that do not fit together, and for a role that the session does not have.
         """
         with self._plugins(loss) as manager:
-            return self._batch(rows, manager)
+            return self._batch(rows, manager, reward_weights)
 
     @call
     def forward_backward(
@@ -601,14 +615,19 @@ class TrainableSession:
         trajectory = own_trajectory(row, number) if isinstance(row, Trajectory) else row.trajectory(number)
         trajectory.decode = trajectory.decode or self._decode
         ids = [token for segment in trajectory.segments for token in segment.token_ids]
-        vocabulary, _ = sizes(self.config.roles["actor"])
-        if (odd := next((token for token in ids if not 0 <= token < (vocabulary or token + 1)), None)) is not None:
-            raise UserError(f"row {number}: the model has no token {odd}; it has {vocabulary}")
+        size = self._vocabulary
+        if (odd := next((token for token in ids if not 0 <= token < (size or token + 1)), None)) is not None:
+            raise UserError(f"row {number}: the model has no token {odd}; it has {size}")
         if len(ids) > (room := self._loop.parts.runtime.context_lengths["actor"]):
             raise UserError(f"row {number} has {len(ids)} tokens, and the model room for {room}")
         return trajectory
 
-    def _batch(self, rows: Iterable[TrainingRow | Trajectory], manager: PluginManager) -> Experience:
+    def _batch(
+        self,
+        rows: Iterable[TrainingRow | Trajectory],
+        manager: PluginManager,
+        reward_weights: Mapping[str, float] | None = None,
+    ) -> Experience:
         if isinstance(rows, TrainingRow | Trajectory | Mapping) or not hasattr(rows, "__iter__"):
             raise UserError(f"rows are a list of TrainingRow, not a {type(rows).__name__}")
         given = list(rows)
@@ -619,15 +638,28 @@ class TrainableSession:
         known = [self._advantages(row, number, made[number]) for number, row in enumerate(given)]
         rewarded = [own.reward is not None for own in given]
         names = dict.fromkeys(name for row in made for name in row.rewards)
+        weights = {name: 1.0 if reward_weights is None else reward_weights.get(name, 1.0) for name in names}
         rollout, needs = self.config.rollout, merge_needs(manager)
-        batch = make_experience(
-            [Group(row.group_id, row.task, [row]) for row in made],  # which keeps their order
-            dict.fromkeys(names, 1.0),
+        make = partial(
+            make_experience,
+            weights=weights,
             step=self.step + 1,
             max_new_tokens=rollout.max_new_tokens,
             temperature=self._temperature(given),
             version=self.version,
         )
+        batch = make([Group(row.group_id, row.task, [row]) for row in made])  # which keeps their order
+        if needs.samples and manager.has("make_rows"):
+            if not all(rewarded):
+                raise UserError(f"row {rewarded.index(False)} has no reward, and the loss chooses rows by their rewards")
+            groups: dict[str, Group] = {}
+            for row in made:
+                groups.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
+            whole = make(list(groups.values()))
+            apply_rewards(whole, manager)
+            batch = make(chosen_rows(list(groups.values()), whole, manager))
+            apply_masks(batch, manager)
+            known = [None] * len(batch)
         add_prompts(batch, manager, needs, self.roles)
         add_outputs(batch, self._trainer, needs, self._mode(batch))
         has = [values is not None for values in known]
