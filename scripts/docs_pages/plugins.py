@@ -47,6 +47,7 @@ OTHER_GUIDES = {
     "rlhf-samples": "python.md",
     "rlhf-server": "serving.md",
     "rlhf-translate": "coming-from.md",
+    "rlhf-xray": "choosing.md",
     "rlhf-kernels": "engines.md",
     "rlhf-plugin-dpo": "offline.md",
     "rlhf-plugin-kto": "offline.md",

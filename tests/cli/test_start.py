@@ -38,6 +38,7 @@ COMMANDS = {
     "data": ["show", "{prompts}", "--actor.model", "{model}"],
     "episodes": ["{run}", "--count", "2"],
     "plan": ["--algo", "grpo", "--actor.model", "{model}", "--json"],
+    "xray": ["{run}@1", "--algo", "rloo,raft", "--only-actor", "true", "--json"],
     "plugins": ["--json"],
     "completion": ["bash"],
 }
@@ -67,6 +68,7 @@ def test_a_command_starts_and_does_its_work(rlhf_process, at_hand, command):
         "data": lambda: "1: 0+0= — label 0" in done.stdout,
         "episodes": lambda: done.stdout.count("answer") == 2,
         "plan": lambda: json.loads(done.stdout)["phases"][-1]["phase"] == "sampling",
+        "xray": lambda: [each["name"] for each in json.loads(done.stdout)["algorithms"]] == ["rloo", "raft"],
         "plugins": lambda: "rloo" in {plugin["name"] for plugin in json.loads(done.stdout)},
         "completion": lambda: "_RLHF_COMPLETE=bash_complete" in done.stdout,
     }
