@@ -105,15 +105,17 @@ TOLERANCE = 1e-3
 """What rounding may add to a log-probability of 0."""
 
 
-def own_trajectory(row: Trajectory, number: int) -> Trajectory:
-    """Returns a copy of a trajectory of an earlier run, in which training may write. Its rewards are such that their sum is the
-    reward of the row.
+def own_trajectory(row: Trajectory, number: int, weights: Mapping[str, float] | None = None) -> Trajectory:
+    """Returns a copy of a trajectory of an earlier run, in which training may write. Without the weights of its rewards these are
+    such that their sum is the reward of the row.
 
     Raises ``UserError`` for one without a completion, and for rewards whose weights are unknown.
     """
     if not row.prompt_ids or not row.completion:
         raise UserError(f"row {number}: {'the completion' if row.prompt_ids else 'the prompt'} is empty")
     judged = {alias: reward for alias, reward in row.rewards.items() if reward is not None}
+    if weights is not None:
+        return replace(row)
     if row.reward is None or math.isclose(sum(own.total for own in judged.values()), row.reward, abs_tol=1e-9):
         return replace(row)
     if len(placed := [own for own in judged.values() if own.tokens is not None or own.turns is not None]) > 0:

@@ -608,11 +608,11 @@ class TrainableSession:
                     raise UserError(f"the loss needs the role {need.name}{trains}: start the session with algo, which loads it")
             yield manager
 
-    def _checked(self, row: TrainingRow | Trajectory, number: int) -> Trajectory:
+    def _checked(self, row: TrainingRow | Trajectory, number: int, weights: Mapping[str, float] | None = None) -> Trajectory:
         """Returns the row as a trajectory. Raises ``UserError`` for one that the model cannot read."""
         if not isinstance(row, TrainingRow | Trajectory):
             raise UserError(f"row {number} is a {type(row).__name__}, not a TrainingRow")
-        trajectory = own_trajectory(row, number) if isinstance(row, Trajectory) else row.trajectory(number)
+        trajectory = own_trajectory(row, number, weights) if isinstance(row, Trajectory) else row.trajectory(number)
         trajectory.decode = trajectory.decode or self._decode
         ids = [token for segment in trajectory.segments for token in segment.token_ids]
         size = self._vocabulary
@@ -633,7 +633,7 @@ class TrainableSession:
         given = list(rows)
         if not given:
             raise UserError("there are no rows to train on")
-        made = [self._checked(row, number) for number, row in enumerate(given)]
+        made = [self._checked(row, number, reward_weights) for number, row in enumerate(given)]
         self._refuse_mixed(given)
         known = [self._advantages(row, number, made[number]) for number, row in enumerate(given)]
         rewarded = [own.reward is not None for own in given]
