@@ -23,6 +23,7 @@ WRITES = {
     "rollout",
     "train",
     "translate",
+    "xray",
 }
 """Commands that write where they are told."""
 OTHERS = {

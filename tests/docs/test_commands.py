@@ -20,7 +20,7 @@ from rlhf_plugin_shapes.model import make_model
 from rlhf_plugin_shapes.rows import write_rows
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rlhf_host.plugins.catalogue import install_line, offered
+from rlhf_host.plugins.catalogue import install_line
 
 from .conftest import DOCS, PAGES, ROOT, blocks, commands
 
@@ -36,7 +36,7 @@ JUST_WRITTEN = {
 """A plugin that the reader has just written → one that the test can use instead."""
 SCORING = ("--reward-model.model", "--reward.prm.model")
 FAKE_VERIFIERS = ROOT / "plugins/builtin_agents/rlhf-plugin-verifiers/tests/fake_python.py"
-DISTRIBUTIONS = {offer.distribution for names in offered().values() for offer in names.values()} | {"rlhf-host"}
+DISTRIBUTIONS = {path.parent.name for path in ROOT.glob("plugins/*/*/pyproject.toml")} | {"rlhf-host"}
 
 
 FIRST = {tuple(words): page for page in reversed(PAGES) for words in commands(page)}

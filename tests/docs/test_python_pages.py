@@ -41,10 +41,12 @@ def test_the_tests_of_the_testing_page_pass(block, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("section", ["train", "rollout", "checkpoint", "trajectories"])
 def test_a_setting_that_a_page_names_is_there(section):
-    """Where others' names are translated (coming-from.md), they are theirs."""
+    """Where others' names are translated (coming-from.md, names.md), they are theirs."""
     known = RunConfig.model_fields[section].annotation.model_fields
     readme = ROOT.glob("plugins/*/*/README.md")
-    texts = {page: page.read_text(encoding="utf-8") for page in (*PAGES, *readme) if page.name != "coming-from.md"}
+    texts = {
+        page: page.read_text(encoding="utf-8") for page in (*PAGES, *readme) if page.name not in ("coming-from.md", "names.md")
+    }
     named = {page: re.findall(rf"`(?:--)?{section}\.(?!py|jsonl)([a-z][a-z0-9_-]*)", text) for page, text in texts.items()}
     assert {
         (page.name, name) for page, names in named.items() for name in names if name.replace("-", "_") not in known

@@ -151,7 +151,7 @@ class Life:
             f"older than {age}: {sorted({*versions})}"
         )
         if world.mode.depth and world.mode.engine == "waves" and not world.mode.pool:
-            await loop._hold(self.gate)
+            await loop.hold(self.gate)
         await asyncio.sleep(world.takes(world.unhurried * 4))
         if world.breaks == "training" and number == 2:
             raise Broken(ON_PURPOSE)

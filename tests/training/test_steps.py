@@ -215,7 +215,7 @@ def test_requests_that_hold_up_new_weights_for_ever_are_told_of_and_end_the_run(
         asked = asyncio.create_task(gate.generate([1], None, (0, 0, 0)))
         await asyncio.sleep(0)
         with pytest.raises(RunError, match=r"no progress .*: new weights wait for 1 requests"):
-            await asyncio.wait_for(made._hold(gate), 5)
+            await asyncio.wait_for(made.hold(gate), 5)
         asked.cancel()
 
     asyncio.run(run())

@@ -163,7 +163,7 @@ def test_columns_are_the_algorithms_that_differ_most():
 
 
 def test_everything_installed_is_compared_or_left_out_with_its_reason(answers, tiny_model, rlhf_here):
-    result = rlhf_here(answers, "--model", tiny_model, "--train.threads", "1", "--html", "x.html", "--rows", "3")
+    result = rlhf_here(answers, "--model", tiny_model, "--train.threads", "1", "--output", "x.html", "--rows", "3")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -232,7 +232,7 @@ WRONG = {
     "several steps": (["{runs}/kept"], "has the steps 1, 2"),
     "a step that is not there": (["{runs}/kept@7"], "no trajectories of step 7"),
     "two steps": (["{runs}/kept@1", "--step", "2"], "names a step already"),
-    "no page": (["{answers}", "--model", "{model}", "--html", "page.txt"], "ends in .html"),
+    "no page": (["{answers}", "--model", "{model}", "--output", "page.txt"], "ends in .html"),
     "no pattern": (["{answers}", "--model", "{model}", "--algo", "rloo", "--weights", "*nothing*"], "nothing"),
     "other log-probabilities": (["{answers}", "--model", "{model}", "--old-logprobs", "new"], "model or file"),
     "a setting of training": (["{answers}", "--model", "{model}", "--rollout.n", "4"], "rlhf xray does not use it"),

@@ -75,7 +75,7 @@ def below(found: XRay, beside: int) -> Iterator[str]:
         " last columns: cosines to the algorithm with that number"
     )
     if beside < len(found.algorithms):
-        yield f"Cosines to the {beside} that differ most; --json and --html have all"
+        yield f"Cosines to the {beside} that differ most; --json and --output have all"
     for group in found.alike():
         yield f"One direction: {', '.join(group)}"
     for why, names in by_reason(found.left_out.items()):

@@ -18,7 +18,7 @@ HELP_GROUP = "Look at runs"
 START = {
     "algo": "NAME,NAME/LOSS,...: what to compare (default: all that train on sampled answers, and the losses of one)",
     "step": "N: the step of a file or a run that has several; RUN@N is the same",
-    "html": "FILE.html: write a page with the answers coloured token by token; short: -o",
+    "output": "FILE.html: write a page with the answers coloured token by token",
     "rows": "how many answers the page has, those with the strongest push first (int, default 32; 0: all)",
     "weights": "all, lora, last-layer, or a pattern of names, such as '*mlp*': gradients are by these weights (default all)",
     "old-logprobs": "model: as in the first update of a batch, with ratios of 1; file: ratios to the log-probabilities of the"
@@ -47,15 +47,8 @@ how many answers and tokens act, in how few tokens half of the push lies. FILE i
 --trajectories.tokens. The model is loaded once, and nothing is trained."""
 
 
-class XrayCommand(SettingsCommand):
-    """``-o`` is ``--html``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, ["--html" if word == "-o" else word for word in args])
-
-
 @click.command(
-    cls=XrayCommand,
+    cls=SettingsCommand,
     control=tuple(name for name in START if name != "actor.model"),
     usage="xray FILE [FLAGS]",
     about=ABOUT,
@@ -63,7 +56,7 @@ class XrayCommand(SettingsCommand):
     sections={"roles": "Models"},
     takes=USED,
     takes_file=True,
-    example="xray runs/sums@40 --html xray.html",
+    example="xray runs/sums@40 -o xray.html",
 )
 def xray(line: CommandLine) -> None:
     """Compare what each algorithm would do with one saved batch, token by token."""
@@ -74,9 +67,9 @@ def xray(line: CommandLine) -> None:
     only = line.value("only-actor", "false")
     if only not in ("true", "false"):
         raise UserError(f"--only-actor {only}: it is true or false")
-    html = line.value("html")
+    html = line.value("output")
     if html is not None and Path(html).suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"--html {html}: the page needs a name that ends in .html")
+        raise UserError(f"--output {html}: the page needs a name that ends in .html")
     named = line.value("algo")
     loaded = line.read(quickstart=False)
     config = loaded.config
