@@ -46,6 +46,7 @@ OTHER_GUIDES = {
     "rlhf-runs": "runs.md",
     "rlhf-samples": "python.md",
     "rlhf-server": "serving.md",
+    "rlhf-session": "python.md",
     "rlhf-translate": "coming-from.md",
     "rlhf-xray": "choosing.md",
     "rlhf-kernels": "engines.md",

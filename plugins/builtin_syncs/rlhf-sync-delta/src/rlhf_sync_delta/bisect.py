@@ -14,7 +14,7 @@ from rlhf_host.commands import near_matches, visible
 from rlhf_host.runs import model_steps, require_run
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, evaluated, judged_by, resolve, use_model
 
-HELP_GROUP = "Look at a run"
+HELP_GROUP = "Look at runs"
 
 METRIC = "eval/reward/mean"
 
