@@ -509,7 +509,8 @@ def test_a_dry_run_says_what_it_looked_at_and_what_not_and_writes_nothing(rlhf, 
     assert "eval data: sums: 8 tasks from" in result.stdout
     assert "100 steps of 32 prompts × 8 samples, updates per step: 1, old log-probabilities fused" in result.stdout
     assert "rows.jsonl (prompt 'question', label 'answer')" in result.stdout
-    assert result.stdout.count("later rows are not checked") == 2
+    assert result.stdout.count("later rows are not checked") == 3
+    assert "the tokenizer has no tokens for ? a h i s t w, so the model does not see them in its prompts" in result.stdout
     assert (
         "Not checked: weights, other machines, rewards and trackers at work, and memory beyond what is said above."
         in result.stdout
