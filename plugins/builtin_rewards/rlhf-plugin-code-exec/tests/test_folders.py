@@ -73,7 +73,7 @@ def test_another_user_changes_nothing_of_a_job(level, place, runner, at_level):
     )
     try:
         told = []
-        agent = runner(level)
+        agent = runner(level, timeout_s=60.0)  # it shares the processor with the other
         for _ in range(10):
             told.append(at_level(level, again(agent, Programs(["1", "2"], ["2", "3"]))))
     finally:
