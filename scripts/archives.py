@@ -89,8 +89,9 @@ def of_metadata(about: Message, names: set[str], version: Version) -> Iterator[s
     fields = {key: about.get_all(key) or [] for key in ("Project-URL", "Classifier", "Requires-Dist", "License-File")}
     stated = {url.partition(",")[0] for url in fields["Project-URL"]}
     yield from (f"its metadata has no URL {name}" for name in URLS if name not in stated)
+    carried = "".join(" AND MIT" for file in fields["License-File"] if file != "LICENSE")  # of others, beside their files
     for key, wanted in {
-        "License-Expression": "Apache-2.0",
+        "License-Expression": f"Apache-2.0{carried}",
         "Author": "rlhf-host contributors",
         "Version": str(version),
     }.items():

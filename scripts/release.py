@@ -203,7 +203,8 @@ def run(root: Path, command: list[str], *packages: str) -> str:
         command, cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise Refused(f"{' '.join(command)} failed with {done.returncode}\n{done.stdout}{done.stderr}")
+        shown = " ".join(command[:5]) + (" ..." if len(command) > 5 else "")
+        raise Refused(f"{shown} failed with {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
