@@ -22,8 +22,11 @@ from transformers import AutoModelForCausalLM
 import rlhf_host
 from rlhf_host import Reward, RunError, UserError
 
-for package in ("rlhf_plugin_rloo", "rlhf_plugin_grpo", "rlhf_plugin_ppo", "rlhf_plugin_averages", "rlhf_plugin_sft"):
-    pytest.importorskip(package)
+
+@pytest.fixture(scope="module", autouse=True)
+def algorithms():
+    for package in ("rlhf_plugin_rloo", "rlhf_plugin_grpo", "rlhf_plugin_ppo", "rlhf_plugin_averages", "rlhf_plugin_sft"):
+        pytest.importorskip(package)
 
 
 def vowels(text, label):
