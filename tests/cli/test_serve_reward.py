@@ -167,7 +167,8 @@ class Slow:
     context_length = 64
 
     def __init__(self):
-        self.passes = []
+        self.passes, self.go_on = [], asyncio.Event()
+        self.go_on.set()
 
     class Letters:
         def __call__(self, texts, add_special_tokens):
@@ -182,6 +183,7 @@ class Slow:
     async def scores(self, trajectories):
         self.passes.append([len(row.segments[1].token_ids) for row in trajectories])
         await asyncio.sleep(0.05)
+        await self.go_on.wait()
         if any(ord("!") in row.segments[1].token_ids for row in trajectories):
             raise ValueError("the device is lost")
         return [float(len(row.segments[1].token_ids)) for row in trajectories]
@@ -203,10 +205,15 @@ def test_requests_share_passes_and_keys_are_checked():
                         return answer.status, (await answer.json()).get("rewards")
 
                 assert await ask("ab", key="wrong") == (401, None)
+                role.go_on.clear()
                 first = asyncio.create_task(ask("ab"))
-                await asyncio.sleep(0.02)
-                later = await asyncio.gather(*(ask("a" * length) for length in (9, 3, 5)))
-                assert [(await first), *later] == [(200, [1.0]), (200, [8.0]), (200, [2.0]), (200, [4.0])]
+                while not role.passes:
+                    await asyncio.sleep(0.01)
+                later = [asyncio.create_task(ask("a" * length)) for length in (9, 3, 5)]
+                while len(server._waiting) < 3:  # the others come while the first pass runs
+                    await asyncio.sleep(0.01)
+                role.go_on.set()
+                assert await asyncio.gather(first, *later) == [(200, [1.0]), (200, [8.0]), (200, [2.0]), (200, [4.0])]
                 assert role.passes == [[1], [2, 4, 8]]
                 assert await ask("a!") == (500, None)
                 assert await ask("ab") == (200, [1.0]), "one failure is that request's alone"
