@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 import shutil
 import signal
@@ -12,50 +11,35 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rlhf_host import Experience, Group, Outcome, RoleHandle, RunError, Sampling, Scratch, Trajectory, UserError
+from rlhf_host import Experience, Outcome, RoleHandle, RunError, Sampling, Scratch, Trajectory, UserError
 from rlhf_host.internals import (
-    CheckpointKeeper,
     Inputs,
     Interrupted,
     PluginManager,
-    RaggedTensor,
-    Rows,
     TaskData,
-    add_advantages,
-    add_extra,
     add_outputs,
-    add_prompts,
-    apply_masks,
-    apply_rewards,
     begin_run,
-    chosen_rows,
     end_run,
     for_chat,
     generations,
     joined,
-    load_checkpoint,
-    make_experience,
-    point_to,
-    refuse_foreign,
-    refuse_lost,
-    remove_directory,
     render_prompts,
     sizes,
     started_run,
-    take_back_replaced,
 )
 from rlhf_host.settings import merge_needs
+from rlhf_session.batches import BatchMaker, Weights, ratio_mode
 from rlhf_session.losses import Loss, spec_of
-from rlhf_session.rows import TrainingRow, own_trajectory
+from rlhf_session.rows import TrainingRow
+from rlhf_session.states import find_state, refuse_other, write_state
 
 if TYPE_CHECKING:
     from rlhf_host.protocols import Update
@@ -68,8 +52,6 @@ P = ParamSpec("P")
 ENDLESS = 2**40
 """Steps of a session that samples ahead."""
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-SHAPE = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-"""Fields of a model's ``config.json`` in which two models that can take each other's place are equal."""
 
 
 def call(method: Callable[Concatenate[TrainableSession, P], T]) -> Callable[Concatenate[TrainableSession, P], T]:
@@ -107,7 +89,6 @@ class TrainableSession:
         self.config, self.manager, self.tokenizer = config, manager, inputs.tokenizer
         self.run_dir = Path(str(config.run_dir))
         self._inputs, self._needs = inputs, merge_needs(manager)
-        self._vocabulary, _ = sizes(config.roles["actor"])
         self._lock, self._depth, self._ended = threading.RLock(), 0, ""
         self._stack = ExitStack()
         self._outcome: dict[str, Any] = {"status": "finished"}
@@ -127,6 +108,8 @@ class TrainableSession:
         self._take_signals(before)
         self._stack.callback(self._end_run)
         self.roles: Mapping[str, RoleHandle] = started.handles
+        room, (vocabulary, _) = started.runtime.context_lengths["actor"], sizes(self.config.roles["actor"])
+        self._batches = BatchMaker(self.config, self.tokenizer, self._trainer, self.roles, vocabulary, room)
         begin_run(loop, started, checkpoint, resume, notices)
         loop.keeper.begin()
 
@@ -305,7 +288,7 @@ class TrainableSession:
         Raises ``UserError`` for rows that do not fit together, and for a role that the session does not have.
         """
         with self._plugins(loss) as manager:
-            return self._batch(rows, manager, reward_weights)
+            return self._batches.make(rows, manager, reward_weights, self._weights)
 
     @call
     def forward_backward(
@@ -327,8 +310,8 @@ class TrainableSession:
             RunError: a loss is not finite, or there is none.
         """
         with self._plugins(loss) as manager:
-            batch = rows if isinstance(rows, Experience) else self._batch(rows, manager)
-            if batch.old_logprobs is None and (mode := self._mode(batch)) == "sampler":
+            batch = rows if isinstance(rows, Experience) else self._batches.make(rows, manager, None, self._weights)
+            if batch.old_logprobs is None and (mode := ratio_mode(self.config, batch, self._weights)) == "sampler":
                 add_outputs(batch, self._trainer, merge_needs(manager), mode)
             specs = () if loss is None else (spec_of(loss),)
             interrupted = False
@@ -464,38 +447,7 @@ class TrainableSession:
             UserError: the directory is that of a run, or a file.
             RunError: the state cannot be written.
         """
-        directory = Path(path).expanduser()
-        if directory.exists() and not directory.is_dir():
-            raise UserError(f"{directory} is a file: save takes a directory")
-        if (directory / "config.yaml").exists() and directory.resolve() != self.run_dir.resolve():
-            raise UserError(f"{directory} is the directory of a run: save into another one")
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{directory} cannot be made: {error}") from error
-        ledger = self._loop.parts.ledger.path
-        state = directory / "checkpoints" / f"step-{self.step:06d}"
-        with Scratch(".saving-", str(directory)) as aside:  # a run removes other states where it writes its own
-            keeper = CheckpointKeeper(replace(self._loop.parts, run_dir=aside), self._loop.keeper.scoring)
-            keeper.note()
-            try:
-                keeper.save(needed=True)
-                keeper.settle(needed=True)
-            except RunError as error:
-                error.args = (str(error).replace(str(aside), str(directory)),)
-                raise
-            state.parent.mkdir(exist_ok=True)
-            take_back_replaced(directory)
-            if state.exists():
-                old = state.with_name(f".{state.name}.old")
-                remove_directory(old)
-                state.rename(old)
-            (aside / "checkpoints" / state.name).rename(state)
-            remove_directory(state.with_name(f".{state.name}.old"))
-        point_to(directory, "checkpoints/last", self.step)
-        if ledger.exists() and ledger.parent != directory:
-            shutil.copy2(ledger, directory)
-        return state
+        return write_state(self._loop, Path(path).expanduser())
 
     @call
     def load(self, path: str | Path) -> None:
@@ -506,20 +458,11 @@ class TrainableSession:
 
         Raises ``UserError`` for a state that is not there, or of another model or other roles; then nothing has changed.
         """
-        given = Path(path).expanduser()
-        folder = given / "checkpoints"
-        take_back_replaced(given)
-        state = given if (given / "state.json").exists() else folder / "last"
-        if not state.is_dir():
-            states = sorted(each for each in folder.glob("step-*") if each.is_dir())
-            if not states:
-                raise UserError(f"{given} has no saved state of a session")
-            state = states[-1]
-        state = state.resolve()
+        state = find_state(Path(path).expanduser())
         with Scratch("rlhf-session-", gettempdir()) as one:  # in which this state is the newest
             (one / "checkpoints").mkdir()
             (one / "checkpoints" / state.name).symlink_to(state, target_is_directory=True)
-            self._refuse_other(one, state)
+            refuse_other(self.config, self._needs, one, state)
             self.close()
             ledger = state.parent.parent / self._loop.parts.ledger.path.name
             if ledger.exists() and ledger.parent != self.run_dir.resolve():
@@ -531,33 +474,13 @@ class TrainableSession:
                 self._stack.close()
                 raise
 
-    def _refuse_other(self, directory: Path, state: Path) -> None:
-        """Raises ``UserError`` for a state that this session cannot go on from."""
-        try:
-            checkpoint = load_checkpoint(directory)
-        except UserError as error:
-            text = str(error).partition("\n")[0]
-            raise UserError(text.replace(str(directory), str(state.parent.parent))) from error
-        assert checkpoint is not None
-        refuse_foreign(checkpoint)
-        refuse_lost(self.config, self._needs, checkpoint)
-        for need in self._needs.roles:
-            then, now = checkpoint.state["config"]["roles"].get(need.name, {}), self.config.roles.get(need.name)
-            if not need.trainable or now is None:
-                continue
-            lora = now.model_dump(mode="json")["lora"]
-            theirs = then.get("lora") or {}
-            if odd := next((name for name, value in lora.items() if theirs.get(name) != value), None):
-                what = f"{need.name}.lora.{odd} is {theirs.get(odd)} in it, and {lora[odd]} here"
-                raise UserError(f"{state} is a state of another session: {what}")
-            ours, theirs = _shape(Path(str(now.model))), _shape(checkpoint.role(need.name))
-            if odd := next((name for name in SHAPE if ours and theirs and ours.get(name) != theirs.get(name)), None):
-                what = f"{odd} of {need.name} is {theirs.get(odd)} in it, and {ours.get(odd)} here"
-                raise UserError(f"{state} is a state of another model: {what}")
-
     @property
     def _trainer(self) -> Any:
         return self._loop.parts.runtime.trainer
+
+    @property
+    def _weights(self) -> Weights:
+        return Weights(self.step, self.version, self._moved)
 
     @property
     def _in_place(self) -> bool:
@@ -608,136 +531,9 @@ class TrainableSession:
                     raise UserError(f"the loss needs the role {need.name}{trains}: start the session with algo, which loads it")
             yield manager
 
-    def _checked(self, row: TrainingRow | Trajectory, number: int, weights: Mapping[str, float] | None = None) -> Trajectory:
-        """Returns the row as a trajectory. Raises ``UserError`` for one that the model cannot read."""
-        if not isinstance(row, TrainingRow | Trajectory):
-            raise UserError(f"row {number} is a {type(row).__name__}, not a TrainingRow")
-        trajectory = own_trajectory(row, number, weights) if isinstance(row, Trajectory) else row.trajectory(number)
-        trajectory.decode = trajectory.decode or self._decode
-        ids = [token for segment in trajectory.segments for token in segment.token_ids]
-        size = self._vocabulary
-        if (odd := next((token for token in ids if not 0 <= token < (size or token + 1)), None)) is not None:
-            raise UserError(f"row {number}: the model has no token {odd}; it has {size}")
-        if len(ids) > (room := self._loop.parts.runtime.context_lengths["actor"]):
-            raise UserError(f"row {number} has {len(ids)} tokens, and the model room for {room}")
-        return trajectory
-
-    def _batch(
-        self,
-        rows: Iterable[TrainingRow | Trajectory],
-        manager: PluginManager,
-        reward_weights: Mapping[str, float] | None = None,
-    ) -> Experience:
-        if isinstance(rows, TrainingRow | Trajectory | Mapping) or not hasattr(rows, "__iter__"):
-            raise UserError(f"rows are a list of TrainingRow, not a {type(rows).__name__}")
-        given = list(rows)
-        if not given:
-            raise UserError("there are no rows to train on")
-        made = [self._checked(row, number, reward_weights) for number, row in enumerate(given)]
-        self._refuse_mixed(given)
-        known = [self._advantages(row, number, made[number]) for number, row in enumerate(given)]
-        rewarded = [own.reward is not None for own in given]
-        names = dict.fromkeys(name for row in made for name in row.rewards)
-        weights = {name: 1.0 if reward_weights is None else reward_weights.get(name, 1.0) for name in names}
-        rollout, needs = self.config.rollout, merge_needs(manager)
-        make = partial(
-            make_experience,
-            weights=weights,
-            step=self.step + 1,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=self._temperature(given),
-            version=self.version,
-        )
-        batch = make([Group(row.group_id, row.task, [row]) for row in made])  # which keeps their order
-        if needs.samples and manager.has("make_rows"):
-            if not all(rewarded):
-                raise UserError(f"row {rewarded.index(False)} has no reward, and the loss chooses rows by their rewards")
-            groups: dict[str, Group] = {}
-            for row in made:
-                groups.setdefault(row.group_id, Group(row.group_id, row.task, [])).trajectories.append(row)
-            whole = make(list(groups.values()))
-            apply_rewards(whole, manager)
-            batch = make(chosen_rows(list(groups.values()), whole, manager))
-            apply_masks(batch, manager)
-            known = [None] * len(batch)
-        add_prompts(batch, manager, needs, self.roles)
-        add_outputs(batch, self._trainer, needs, self._mode(batch))
-        has = [values is not None for values in known]
-        if all(has):
-            batch.advantages = _per_token(known, batch)
-        elif any(has):
-            raise UserError(f"row {has.index(False)} has no advantages, and others have some")
-        elif manager.has("compute_advantages"):
-            if not all(rewarded):
-                others = ", and others have one" if any(rewarded) else ": give all rows one of the two"
-                raise UserError(f"row {rewarded.index(False)} has neither advantages nor a reward{others}")
-            add_advantages(batch, manager, needs)
-        add_extra(batch, manager, self._trainer, needs)
-        return batch
-
-    def _advantages(self, row: TrainingRow | Trajectory, number: int, made: Trajectory) -> float | Sequence[float] | None:
-        if isinstance(row, TrainingRow):
-            return row.known_advantages(number, len(row.completion_ids))
-        if row.advantages is not None:
-            return row.advantages
-        return row.advantage
-
-    def _refuse_mixed(self, rows: Sequence[TrainingRow | Trajectory]) -> None:
-        """Raises ``UserError`` for rows with other columns than the first."""
-        own = [(number, row) for number, row in enumerate(rows) if isinstance(row, TrainingRow)]
-        forms = [{name: np.ndim(values) for name, values in row.columns.items()} for _, row in own]
-        for (number, _), form in zip(own, forms, strict=True):
-            for name in form.keys() | forms[0].keys():
-                if form.get(name) != forms[0].get(name):
-                    kinds = {None: "missing", 0: "one number", 1: "a list"}
-                    what = f"{kinds[form.get(name)]} in row {number} and {kinds[forms[0].get(name)]} in row {own[0][0]}"
-                    raise UserError(f"the column {name!r} is {what}: rows of a call have the same")
-
-    def _temperature(self, rows: Sequence[TrainingRow | Trajectory]) -> float:
-        """Returns the temperature of all rows. Raises ``UserError`` for several, and for one that is no number above 0."""
-        usual = self.config.rollout.temperature
-        each = [usual if isinstance(row, Trajectory) or row.temperature is None else row.temperature for row in rows]
-        for number, own in enumerate(each):
-            if not isinstance(own, int | float) or not math.isfinite(own) or own < 0:
-                raise UserError(f"row {number}: temperature is {own!r}, and should be a number above 0")
-            if own == 0:
-                greedy = "set its temperature, and its logprobs to None"
-                raise UserError(
-                    f"row {number} was sampled greedily (temperature 0), which is no distribution to train: {greedy}"
-                )
-            if own != each[0]:
-                raise UserError(f"row 0 has the temperature {each[0]:g} and row {number} {own:g}: give each its own call")
-        return float(each[0])
-
-    def _mode(self, batch: Experience) -> str:
-        """Returns what the ratio compares with. Where the weights are no longer those that sampled, that is the sampler."""
-        mode, chosen = self.config.old_logprobs_mode, batch.action_mask & batch.sampled_mask
-        if mode != "fused" or self.config.train.old_logprobs != "auto" or not bool(chosen.any()):
-            return mode
-        return "sampler" if self._moved or bool((batch.versions[chosen] != self.version).any()) else mode
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def _shape(model: Path) -> dict[str, Any]:
-    """Returns what a model's ``config.json`` says; nothing where there is none."""
-    file = model / "config.json"
-    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
-
 
 def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(type(each) is int for each in prompt)
-
-
-def _per_token(values: Sequence[Any], batch: Experience) -> Tensor:
-    """Returns ``[B, T]`` of numbers, or of one for each token."""
-    shape = Rows.of(batch.completion_mask)
-    lengths = shape.lengths.tolist()
-    tokens = torch.cat([torch.as_tensor(own, dtype=torch.float32).expand(n) for own, n in zip(values, lengths, strict=True)])
-    if not bool(torch.isfinite(tokens).all()):
-        raise UserError("advantages are not all finite")
-    return RaggedTensor(tokens, shape)
 
 
 def _projected(gradients: Mapping[str, Tensor], size: int) -> Tensor:
