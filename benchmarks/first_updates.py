@@ -1,4 +1,4 @@
-"""Which algorithms are the same at the first update? Cosines between their gradients, on the same answers.
+"""Compares algorithms at their first update: cosines between their gradients, on the same answers.
 
     python benchmarks/first_updates.py              # 16 sums × 8 answers by the quickstart's model: a minute
 

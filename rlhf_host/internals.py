@@ -29,6 +29,7 @@ _NAMES = {
     "engines.plain_path": ["PlainKernels"],
     "engines.loading": ["ModuleLoader", "call_by_path", "copy_weights"],
     "errors": ["beyond", "in_one_line"],
+    "lazily": ["lazily"],
     "models.attention": ["enable_shared_rows"],
     "models.heads": ["blocks_of", "decoder_of", "find_head"],
     "models.activation_memory": ["recorded"],

@@ -1,4 +1,4 @@
-"""What a wheel and a source distribution of the project must have, and must not."""
+"""Checks of what a wheel and a source distribution of the project must have, and must not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 INDEX = "rlhf_host/plugins/index.json"
-"""What the project publishes, as the host lists it."""
+"""The list of what the project publishes, as the host has it."""
 LARGEST_BYTES = 8 * 2**20
 RUBBISH = re.compile(r"__pycache__|\.py[co]$|\.egg-info/|(^|/)\.(?!gitignore$)[^/]+|(^|/)(dist|runs|build)/[^/]+\.(whl|gz)$")
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")

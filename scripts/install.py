@@ -24,7 +24,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 PIP_INSTALL = (*PIP, "install", "--quiet", "--no-compile")
 OLDEST_UV = (0, 8)
 SECTIONS = ("global", "install", ":env:")
-"""Of pip's settings, those that ``pip install`` obeys; a later one wins."""
+"""Sections of pip's settings that ``pip install`` obeys; a later one wins."""
 IN_UV = {
     "cert": ("SSL_CERT_FILE",),
     "default-timeout": ("UV_HTTP_TIMEOUT",),

@@ -13,6 +13,7 @@ from rlhf_host.config.resolve import EVAL_REWARD
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.bad_rows import BadRows, Malformed
 from rlhf_host.data.chat import Prompts, encode_prompts
+from rlhf_host.data.contents import text_of
 from rlhf_host.data.pictures import MEMORY
 from rlhf_host.data.plain import plain_rows
 from rlhf_host.data.processor import Processor, refuse_unseen
@@ -105,9 +106,8 @@ def unreadable(tasks: Iterable[Task], tokenizer: Any) -> list[str]:
 
     lost: set[str] = set()
     for task in tasks:
-        messages = [{"content": task.prompt}] if isinstance(task.prompt, str) else task.prompt
-        texts = [text for message in messages if isinstance(text := message.get("content"), str)]
-        lost |= folded(" ".join(texts)) - folded(tokenizer.decode(list(task.prompt_ids or ())))
+        whole = task.prompt if isinstance(task.prompt, str) else " ".join(text_of(each.get("content")) for each in task.prompt)
+        lost |= folded(whole) - folded(tokenizer.decode(list(task.prompt_ids or ())))
     return sorted(lost)
 
 

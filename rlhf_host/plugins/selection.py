@@ -189,7 +189,7 @@ def imported(info: PluginInfo) -> Any:
 
 
 def python_name(name: str) -> PluginInfo | None:
-    """What a package adds to the names of ``rlhf_host`` by this one. Raises ``PluginError`` where two do."""
+    """Returns what a package adds to the names of ``rlhf_host`` by this one. Raises ``PluginError`` where two do."""
     found = [info for info in unchosen("python") if info.name == name and info.status != "conflict"]
     if len(found) > 1:
         both, out = " and ".join(info.distribution for info in found), f"{DISABLE}={found[0].distribution}:{name}"

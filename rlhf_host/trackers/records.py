@@ -116,7 +116,7 @@ def spread(trajectories: Sequence[Trajectory], count: int, *, first: bool = Fals
             several groups.
     """
     count = min(count, len(trajectories))
-    places = [place if first else place * len(trajectories) // count for place in range(count)]
+    places = dict.fromkeys(place if first else place * len(trajectories) // count for place in range(count))
     rewards = [math.nan if (value := number(row.reward)) is None else value for row in trajectories]
     judged = [place for place, value in enumerate(rewards) if math.isfinite(value)] if count > 1 else []
     ends = [min(judged, key=lambda place: (sign * rewards[place], place not in places)) for sign in (1, -1) if judged]

@@ -37,9 +37,11 @@ class EventLoop:
     SIGINT and SIGHUP stay ignored where they were ignored before.
     """
 
+    _signal: tuple[int, float] = (0, 0.0)
+    """The last signal, and when it came."""
+
     def __init__(self) -> None:
         self.stop_requested = False
-        self._signal: tuple[int, float] = (0, 0.0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rlhf-events", daemon=True)
         self._waiting: asyncio.Task[Any] | None = None
@@ -144,7 +146,6 @@ class LoopHere(EventLoop):
                 "debug runs the event loop in this thread, which has one already, as in a notebook: run it as a script"
             )
         self.stop_requested = False
-        self._signal: tuple[int, float] = (0, 0.0)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_quiet_about_interrupts)
         self._waiting = None

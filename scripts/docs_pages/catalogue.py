@@ -109,7 +109,7 @@ def certificates(folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
 
 
 def our_index(folder: Path = CERTIFICATES) -> Index:
-    """What the project publishes, as ``rlhf plugins search`` reads it. Raises ``UserError`` for a certificate of nothing here."""
+    """Returns the project's plugins for ``rlhf plugins search``. Raises ``UserError`` for a certificate of nothing here."""
     certified = certificates(folder)
     plugins: dict[str, list[dict[str, Any]]] = {}
     for info in published():

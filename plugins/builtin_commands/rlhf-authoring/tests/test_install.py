@@ -21,7 +21,7 @@ from rlhf_host.plugins.catalogue import offered
 
 HOST = f"rlhf-host=={rlhf_host.__version__}"
 HELD = shlex.split(install_line("rlhf-host"))[2:-1]
-"""What holds pip to the wheels of a clone, while no package index has the packages."""
+"""Constraints that hold pip to the wheels of a clone, while no package index has the packages."""
 
 
 def wheel(folder, name, requires="rlhf-host>=0.10,<0.11"):

@@ -7,24 +7,14 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlhf_host.internals import lazily
 
 if TYPE_CHECKING:
-    from rlhf_samples.changes import Change, Replay
-    from rlhf_samples.functions import replay, rollout
+    from rlhf_samples.changes import Change as Change
+    from rlhf_samples.changes import Replay as Replay
+    from rlhf_samples.functions import replay as replay
+    from rlhf_samples.functions import rollout as rollout
 
-_HOME = {"Change": "changes", "Replay": "changes", "replay": "functions", "rollout": "functions"}
-"""Name → its module in this package, imported when the name is first asked for."""
-
-__all__ = ["Change", "Replay", "replay", "rollout"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -6,32 +6,13 @@ The names here are for packages that serve something of their own. Importing thi
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlhf_host.internals import lazily
 
 if TYPE_CHECKING:
-    from rlhf_server.errors import ApiError
-    from rlhf_server.http import HttpServer, Route
+    from rlhf_server.errors import ApiError as ApiError
+    from rlhf_server.http import HttpServer as HttpServer
+    from rlhf_server.http import Route as Route
 
-_HOME = {
-    "ApiError": "errors",
-    "HttpServer": "http",
-    "Route": "http",
-}
-"""Name → its module in this package, imported when the name is first asked for."""
-
-__all__ = [
-    "ApiError",
-    "HttpServer",
-    "Route",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazily(__name__)

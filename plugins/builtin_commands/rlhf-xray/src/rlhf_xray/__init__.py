@@ -5,24 +5,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlhf_host.internals import lazily
 
 if TYPE_CHECKING:
-    from rlhf_xray.functions import xray
-    from rlhf_xray.measures import Algorithm, XRay
+    from rlhf_xray.functions import xray as xray
+    from rlhf_xray.measures import Algorithm as Algorithm
+    from rlhf_xray.measures import XRay as XRay
 
-_HOME = {"Algorithm": "measures", "XRay": "measures", "xray": "functions"}
-"""Name → its module in this package, imported when the name is first asked for."""
-
-__all__ = ["Algorithm", "XRay", "xray"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazily(__name__)

@@ -30,7 +30,7 @@ class Candidates:
     chosen: list[Candidate] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     roles: dict[str, RoleNeed] = field(default_factory=dict)
-    """What the chosen ones need, the actor first."""
+    """Needs of the chosen ones together, the actor first."""
 
     @classmethod
     def of(cls, names: Sequence[Named] | None, *, only_actor: bool = False) -> Candidates:

@@ -1,4 +1,4 @@
-"""What an X-ray finds: gradients beside each other, and how each algorithm pushes each token."""
+"""Findings of an X-ray: gradients beside each other, and how each algorithm pushes each token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class XRay:
     logprobs: list[list[float]]
     """Per answer and completion token, by the model."""
     about: dict[str, Any]
-    """Where batch and model are from, and what is compared."""
+    """Origins of batch and model, and what is compared."""
     gradients: list[dict[str, Tensor]] = field(default_factory=list, repr=False)
     """Per algorithm: weight → its gradient, float32 on the CPU."""
 

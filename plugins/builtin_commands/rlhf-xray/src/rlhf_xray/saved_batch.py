@@ -17,7 +17,7 @@ Old = Literal["model", "file"]
 
 @dataclass(slots=True)
 class SavedBatch:
-    """What an X-ray is made of."""
+    """The batch of which an X-ray is made."""
 
     rows: list[Trajectory]
     weights: dict[str, float]

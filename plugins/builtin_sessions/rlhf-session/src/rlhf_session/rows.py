@@ -102,7 +102,7 @@ class TrainingRow:
 
 
 TOLERANCE = 1e-3
-"""What rounding may add to a log-probability of 0."""
+"""Most that rounding may add to a log-probability of 0."""
 
 
 def own_trajectory(row: Trajectory, number: int, weights: Mapping[str, float] | None = None) -> Trajectory:

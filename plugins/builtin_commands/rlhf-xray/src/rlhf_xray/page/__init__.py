@@ -14,7 +14,7 @@ from rlhf_xray.measures import XRay
 from rlhf_xray.table import by_reason, heading
 
 SHOWN = 4
-"""How many algorithms the answers begin with."""
+"""Number of algorithms that the answers begin with."""
 
 
 def page(found: XRay, rows: int) -> str:
