@@ -257,6 +257,8 @@ UNREAD = [
     "{} or so",
     "{} (guess)",
     "{}?",
+    "{}?.",
+    "{} dollars?!",
     "probably {}",
     "roughly {}",
     "not {}",

@@ -49,6 +49,8 @@ _HIGHLIGHTS = re.compile(r"(?<![=<!\w])==(?=[^\s=])([^=\n]{1,200})(?<!\s)==(?!=)
 _QUOTED = re.compile(r"\"\s*([-+$€£¥₹]{0,2}[0-9][0-9.,/%\\]{0,40})\s*\"")
 _DOUBLED = re.compile(r"(?:<<|\[\[)\s*([-+]?\$?[0-9][0-9.,/]{0,40}%?)\s*(?:>>|\]\])(?!\s*[0-9])")
 _DISPLAYS = re.compile(r"\$\$(?:(?!\$\$).){1,2000}\$\$|\\\[(?:(?!\\\]|\\\[).){1,2000}\\\]", re.DOTALL)
+_ASKED = re.compile(r"\?[.!?]+(?![\w.])")
+"""A question mark among other ends: "?!" asks as "?" does."""
 _SOURCE = re.compile(r"[ \t]*\((?=[^()\n]{0,60}\b(?:19|20)[0-9]{2}\b)[A-Z]{3,8}(?:[ ,]+(?:[A-Z]\w*|#?[0-9]+[A-Z]?)){2,6}\)")
 """The source of a problem, behind its answer: "(AMC 10A 2015 #22)"."""
 
@@ -67,6 +69,8 @@ def plain_text(text: str) -> str:
     if ">" in text:
         text = _ARROWS.sub("→ ", text)
     text = _ABBREVIATED.sub(r"\1 ", text)
+    if "?" in text:
+        text = _ASKED.sub("?", text)
     if "(" in text:
         text = _SOURCE.sub("", text)
     if "`" in text or "~~~" in text:
