@@ -12,6 +12,7 @@ import pytest
 
 from rlhf_host import hookspecs, protocols
 from rlhf_host.installed import offered
+from rlhf_host.plugins.reward_functions import FOREIGN
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = {path.parent.name: path.parent / "src" for path in sorted(ROOT.glob("plugins/*/*/pyproject.toml"))}
@@ -75,6 +76,17 @@ def test_tests_of_a_package_train_with_a_plugin_of_another_only_where_that_is_in
                     loose.append(f"{path.relative_to(ROOT)}: {kind} {chosen} is of {owner}")
     assert found > 8
     assert loose == []
+
+
+def test_tests_of_a_package_judge_with_functions_of_another_project_only_where_their_caller_is_installed():
+    foreign, found = re.compile(rf"^\s*def \w+\((?:.*\W)?(?:{'|'.join(FOREIGN)})\b", re.MULTILINE), set()
+    for source in SOURCES.values():
+        requires = (source.parent / "pyproject.toml").read_text(encoding="utf-8")
+        for path in sorted((source.parent / "tests").rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            if "rlhf-translate" not in requires and "rlhf_translate" not in text and "train(" in text and foreign.search(text):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == set(), "take (text, label)"
 
 
 DISTRIBUTED = re.compile(r"(?<!torch\.)\bdistributed[./](deepspeed|ray|split|sync|vllm)\b|\brlhf_host[./]distributed\b")

@@ -164,8 +164,8 @@ def test_options_without_effect_are_refused(options, said):
 DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38, 26), (41, 29), (56, 17))]
 
 
-def right(completions, label, **_):
-    return [float(text.strip() == want) for text, want in zip(completions, label, strict=True)]
+def right(text, label):
+    return float(text.strip() == label)
 
 
 def train(run, **more):

@@ -13,8 +13,8 @@ DATA = [{"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in ((17, 35), (38,
 FIXED = {"train.threads": 1, "actor.model": "quickstart", "rollout.max_new_tokens": 4, "n": 8, "batch_size": 4, "steps": 3}
 
 
-def right(completions, label, **_):
-    return [float(text.strip() == want) for text, want in zip(completions, label, strict=True)]
+def right(text, label):
+    return float(text.strip() == label)
 
 
 def train(run, algo, **more):

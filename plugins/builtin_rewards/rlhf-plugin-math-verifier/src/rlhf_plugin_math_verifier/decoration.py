@@ -45,12 +45,12 @@ _STARS = re.compile(r"(?<![A-Za-z0-9*)}\]\\])(\*{1,3})(?=[^\s*])([^*\n]{1,400})(
 _HALF_STARS = re.compile(r"(?<![A-Za-z0-9)}\s*])\*\*(?=[^\s*])|(?:(?<=\s)|^)\*\*(?=[^\s*])|(?<=[^\s*])\*\*(?![A-Za-z0-9({\\\s*])"
                          r"|(?<=[^\s*])\*\*(?=\s|$)", re.MULTILINE)  # fmt: skip
 _LOW_LINES = re.compile(r"(?<![A-Za-z0-9_\\})\]])(_{1,3})(?=[^\s_{])([^_\n]{1,400})(?<![\s_])\1(?![A-Za-z0-9_])")
-_HIGHLIGHTS = re.compile(r"(?<![=<!\w])==(?=[^\s=])([^=\n]{1,200})(?<!\s)==(?!=)")
+_HIGHLIGHTS = re.compile(r"(?<![=<!A-Za-z0-9_])==(?=[^\s=])([^=\n]{1,200})(?<!\s)==(?!=)")
 _QUOTED = re.compile(r"\"\s*([-+$€£¥₹]{0,2}[0-9][0-9.,/%\\]{0,40})\s*\"")
 _DOUBLED = re.compile(r"(?:<<|\[\[)\s*([-+]?\$?[0-9][0-9.,/]{0,40}%?)\s*(?:>>|\]\])(?!\s*[0-9])")
 _DISPLAYS = re.compile(r"\$\$(?:(?!\$\$).){1,2000}\$\$|\\\[(?:(?!\\\]|\\\[).){1,2000}\\\]", re.DOTALL)
-_ASKED = re.compile(r"\?[.!?]+(?![\w.])")
-"""A question mark among other ends: "?!" asks as "?" does."""
+_ASKED = re.compile(r"[.!;,…]{0,8}[?？⁇⁈⁉‽][.!?;,…？]*(\]*)[.!?;,…]*(?![0-9A-Za-z])")
+"""A question mark among other ends, or before a bracket: "?!", "!?" and "?;" ask as "?" does."""
 _SOURCE = re.compile(r"[ \t]*\((?=[^()\n]{0,60}\b(?:19|20)[0-9]{2}\b)[A-Z]{3,8}(?:[ ,]+(?:[A-Z]\w*|#?[0-9]+[A-Z]?)){2,6}\)")
 """The source of a problem, behind its answer: "(AMC 10A 2015 #22)"."""
 
@@ -69,8 +69,7 @@ def plain_text(text: str) -> str:
     if ">" in text:
         text = _ARROWS.sub("→ ", text)
     text = _ABBREVIATED.sub(r"\1 ", text)
-    if "?" in text:
-        text = _ASKED.sub("?", text)
+    text = _ASKED.sub(r"\1?", text)
     if "(" in text:
         text = _SOURCE.sub("", text)
     if "`" in text or "~~~" in text:
