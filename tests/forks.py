@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -30,6 +29,9 @@ from typing import IO, Any
 
 COMMAND = "rlhf_host.cli.main"
 IMPORTED = (
+    "rich.console",
+    "rich.progress",
+    "rich.table",
     "torch",
     "transformers",
     "transformers.models.auto.modeling_auto",
@@ -168,8 +170,7 @@ def serve(address: str) -> None:
     assert {name.partition(".")[0] for name in sys.modules if name.startswith("rlhf_")} == {"rlhf_host"}, "not a plugin"
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
     assert threads == 1, f"{threads} threads: a fork would have the locks that others hold, and nobody to open them"
-    gc.collect()
-    gc.freeze()  # what is shared with the commands stays shared
+    importlib.import_module("rlhf_host.garbage").freeze()  # what is shared with the commands stays shared
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from rlhf_host import garbage
 
 from .tiers import mark_slow
 
@@ -82,15 +83,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # the libraries' objects stay: every search for garbage among them would take a second
+    garbage.freeze()  # the libraries' objects stay: every search for garbage among them would take a second
 
 
 @pytest.hookimpl(trylast=True)  # fixtures of the file have ended
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    ended = nextitem is None or file_of(nextitem.nodeid) != file_of(item.nodeid)
-    if ended and not gc.get_freeze_count():  # vLLM undoes it as it ends, and every run would search all again, half a second
-        gc.collect()
-        gc.freeze()
+    if nextitem is None or file_of(nextitem.nodeid) != file_of(item.nodeid):
+        garbage.freeze()  # vLLM undoes it as it ends, and every run would search all again, half a second
 
 
 @pytest.hookimpl(optionalhook=True)

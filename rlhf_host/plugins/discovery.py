@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.message import Message
 from email.parser import HeaderParser
@@ -142,19 +143,20 @@ def _found(kinds: Collection[str]) -> tuple[list[PluginInfo], list[PluginInfo]]:
 
 @cache
 def _scan(path: Sequence[str], changed_ns: Sequence[int]) -> list[PluginInfo]:
-    plugins: list[PluginInfo] = []
-    seen: set[str] = set()
+    found: dict[str, list[PluginInfo]] = {}
     for distribution in distributions():
-        try:
-            infos = list(_plugins_of(distribution))  # type: ignore[arg-type]
-        except Exception:
-            continue
-        # The first on sys.path shadows later copies of the same distribution, as it does for imports.
-        name = normalised(infos[0].distribution) if infos else ""
-        if infos and name not in seen:
-            seen.add(name)
-            plugins += infos
-    return plugins
+        with suppress(Exception):
+            if infos := list(_plugins_of(distribution)):  # type: ignore[arg-type]
+                # The first on sys.path shadows later copies of the same distribution, as it does for imports.
+                found.setdefault(normalised(infos[0].distribution), infos)
+    return [info for infos in found.values() for info in infos]
+
+
+@once
+def headers(distribution: Distribution) -> Message:
+    """The fields of a distribution's metadata, without the description that follows them."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    return HeaderParser().parsestr(text.partition("\n\n")[0])
 
 
 @once
@@ -213,7 +215,7 @@ def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
 def _plugins_of(distribution: Distribution) -> Iterator[PluginInfo]:
     if "[rlhf." not in (distribution.read_text("entry_points.txt") or ""):
         return
-    metadata = HeaderParser().parsestr(distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "")
+    metadata = headers(distribution)
     name, version = metadata.get("Name", "unknown"), metadata.get("Version", "unknown")
     api, unfit = _api(name, version, metadata)
     kinds = {group: kind for kind, group in {**GROUPS, **UNCHOSEN}.items()}

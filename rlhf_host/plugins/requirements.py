@@ -10,7 +10,7 @@ from functools import cache
 
 from importlib_metadata import Distribution
 
-from rlhf_host.plugins.discovery import HOST, normalised
+from rlhf_host.plugins.discovery import HOST, headers, normalised
 
 FILE = "requirements.txt"
 """Name of the file in a run directory."""
@@ -38,7 +38,7 @@ def pinned(plugins: Iterable[str], extras: Iterable[str] = ()) -> str:
 def extras_of_host() -> list[str]:
     """The extras of ``rlhf-host`` that bring libraries for running."""
     host = installed_as(HOST)
-    stated = host.metadata.get_all("Provides-Extra") or [] if host else []
+    stated = headers(host).get_all("Provides-Extra", []) if host else []
     return [extra for extra in stated if extra not in ("dev", "testing", "docs")]
 
 
@@ -46,7 +46,6 @@ def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:
     """Normalised name → distribution, of all that is installed and that the roots (name → extras) require, at any depth, and of the
     roots.
     """
-    required: dict[str, Distribution] = {}
     seen: dict[str, frozenset[str]] = {}
     installed = cache(installed_as)
     waiting = list(roots.items())
@@ -56,10 +55,9 @@ def _required(roots: Mapping[str, frozenset[str]]) -> dict[str, Distribution]:
         distribution = installed(name)
         if distribution is None or (name in seen and extras <= seen[name]):
             continue
-        required[name] = distribution
         seen[name] = seen.get(name, frozenset()) | extras
         waiting += _requirements(distribution, seen[name])
-    return required
+    return {name: there for name in seen if (there := installed(name))}
 
 
 def lacking(distribution: str) -> list[str]:
@@ -72,31 +70,29 @@ def lacking(distribution: str) -> list[str]:
 def installed_as(name: str) -> Distribution | None:
     """The distribution of this name: looked for, which is faster than reading the metadata of all."""
     with suppress(Exception):  # there is none, or its metadata cannot be read
-        return distribution if (distribution := Distribution.from_name(name)).name else None
+        return distribution if headers(distribution := Distribution.from_name(name))["Name"] else None
     return None
 
 
 def _requirements(distribution: Distribution, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
-    for line in distribution.requires or ():
-        try:
-            requirement = Requirement(line)
-            wanted = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras))
-        except (InvalidRequirement, ValueError):
-            continue
-        if wanted:
-            yield normalised(requirement.name), frozenset(requirement.extras)
+    old = distribution.read_text("requires.txt") and distribution.requires  # of an .egg-info
+    for line in old or headers(distribution).get_all("Requires-Dist") or ():
+        if extras or "extra ==" not in line or " or " in line:  # most are of an extra, and to read all takes most of the time
+            with suppress(ValueError):
+                requirement = Requirement(line)
+                if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                    yield normalised(requirement.name), frozenset(requirement.extras)
 
 
 def _line(distribution: Distribution) -> str:
     from urllib.parse import urlsplit
 
-    line = "{Name}=={Version}".format_map(distribution.metadata)
-    try:
+    line = "{Name}=={Version}".format_map(headers(distribution))
+    origin = None
+    with suppress(ValueError):
         origin = json.loads(distribution.read_text("direct_url.json") or "{}").get("url")
-    except ValueError:
-        origin = None
     if not origin:
         return line
     parts = urlsplit(origin)  # its credentials are left out

@@ -264,17 +264,21 @@ def test_many_score_calls_at_once_share_the_processes(verifier, trajectory):
 
     for rewards in asyncio.run(everything()):
         assert [reward.score for reward in rewards] == [1.0, 0.0, 1.0]
-    assert len(subject._pool.pids) == 2
+    assert len(subject._pool.pids) in (1, 2)
     assert asyncio.run(subject.score([trajectory(r"\boxed{x+1}", "1+x")], None))[0].score == 1.0, "another event loop"
 
 
-def test_the_end_of_the_run_ends_the_processes_even_a_busy_one(verifier, trajectory):
+def test_the_end_of_the_run_ends_the_processes_even_a_busy_one(verifier, trajectory, monkeypatch):
+    monkeypatch.setattr("rlhf_plugin_math_verifier.pool.FIRST_TRY_S", 600)
     subject = verifier(workers=2, timeout_s=600)
 
     async def interrupted():
         scoring = asyncio.ensure_future(
             subject.score([trajectory(HANG, "72"), *[trajectory(r"\boxed{x+1}", "1+x")] * 20], None)
         )
+        while not (subject._pool and subject._pool._queue.qsize()):
+            await asyncio.sleep(0)
+        assert len(subject._pool._threads) == 1, "another process only where a request waits though one is ready"
         while not (subject._pool and len(subject._pool.pids) == 2):
             await asyncio.sleep(0.02)
         pids = subject._pool.pids

@@ -152,7 +152,9 @@ class Worker:
 
 
 class Pool:
-    """Pool of processes. Call ``submit`` from any thread or event loop. Processes start on demand, with one thread each."""
+    """Pool of processes. Call ``submit`` from any thread or event loop. One process starts with the first request, others where
+    requests still wait when it has been ready for a while; each has a thread.
+    """
 
     def __init__(self, workers: int, timeout_s: float, memory_mb: int, wait_s: float = 120.0):
         self.pid = os.getpid()
@@ -163,7 +165,8 @@ class Pool:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._alive: set[Worker] = set()
-        self._waiting = 0
+        self._start_s: float | None = None
+        self._growing = False
         self._closed = False
         self._labels: dict[str, bool] = {}
         self._warned = False
@@ -190,12 +193,10 @@ class Pool:
             self._verdicts[request] = job.future
             if len(self._verdicts) > REMEMBERED:
                 del self._verdicts[next(iter(self._verdicts))]
-            self._waiting += 1
-            if self._waiting > len(self._threads) and len(self._threads) < self._size:
-                thread = threading.Thread(target=self._serve, name="math-verifier", daemon=True)
-                self._threads.append(thread)
-                thread.start()
             self._queue.put(job)
+            if not self._threads:
+                self._begin()
+            self._grow_soon()
         return job.future
 
     def close(self) -> None:
@@ -218,6 +219,29 @@ class Pool:
         for thread in self._threads:
             thread.join(timeout=5)
 
+    def _begin(self) -> None:
+        """Starts a thread, which starts a process at its first request. The lock is held."""
+        thread = threading.Thread(target=self._serve, name="math-verifier", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _grow_soon(self) -> None:
+        """Lets ``_grow`` run after as long as a start took, for that is what another process costs: most requests take
+        milliseconds. The lock is held.
+        """
+        if self._start_s is not None and not self._growing and not self._closed and len(self._threads) < self._size:
+            self._growing = True
+            timer = threading.Timer(self._start_s, self._grow)
+            timer.daemon = True
+            timer.start()
+
+    def _grow(self) -> None:
+        with self._lock:
+            self._growing = False
+            if not self._closed:
+                for _ in range(min(self._queue.qsize(), self._size - len(self._threads))):
+                    self._begin()
+
     def _serve(self) -> None:
         worker: Worker | None = None
         while (job := self._queue.get()).request:
@@ -234,8 +258,6 @@ class Pool:
                 job.future.set_result(verdict)
             except BaseException as error:  # a thread that dies would leave its callers waiting
                 job.future.set_exception(error)
-            with self._lock:
-                self._waiting -= 1
         if worker:
             self._discard(worker)
 
@@ -295,6 +317,7 @@ class Pool:
         return ("timeout" if self._labels[request.label] else "label"), worker
 
     def _start(self) -> Worker:
+        begun = time.monotonic()
         worker = Worker(self._memory_mb)
         with self._lock:
             self._alive.add(worker)
@@ -306,6 +329,10 @@ class Pool:
         except WorkerDied:
             self._discard(worker)
             raise
+        finally:
+            with self._lock:
+                self._start_s = time.monotonic() - begun
+                self._grow_soon()
         return worker
 
     def _discard(self, worker: Worker | None) -> None:
