@@ -137,8 +137,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 class Recorder:
-    """Adds up the seconds of each file that ran, and writes them in place of those recorded before. It is for runs of both tiers:
-    a file whose tests of one tier did not run has 0 there.
+    """Adds up the seconds of each file that ran, and writes them in place of those recorded before. Where no test of a tier ran
+    at all, as in ``RLHF_RECORD_DURATIONS=1 make test``, its seconds stay; else a file has 0 for a tier of which it ran nothing.
     """
 
     def __init__(self) -> None:
@@ -149,6 +149,9 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         found = {file: both for file, both in durations().items() if (DURATIONS.parents[1] / file).exists()}
-        found |= {file: [round(seconds, 1) for seconds in both] for file, both in self.seconds.items()}
+        tiers = [tier for tier in (FAST, SLOW) if any(both[tier] for both in self.seconds.values())]
+        for file, both in self.seconds.items():
+            before = found.get(file, [0, 0])
+            found[file] = [round(both[tier], 1) if tier in tiers else before[tier] for tier in (FAST, SLOW)]
         rows = ",\n".join(f" {json.dumps(file)}: {json.dumps(both)}" for file, both in sorted(found.items()) if any(both))
         DURATIONS.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")

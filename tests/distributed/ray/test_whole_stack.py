@@ -23,8 +23,8 @@ def shared_memory():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path, devices):
-    """By ipc, to an engine over one or two devices: with broadcast, the default, vLLM runs in test_nodes.py, with checkpoint in
-    test_vllm.py."""
+    """By ipc, from one or two ranks to an engine over as many devices: with broadcast, the default, vLLM runs in test_nodes.py,
+    with checkpoint in test_vllm.py."""
     before = set(shared_memory())
     more = [
         "--backend",
@@ -36,7 +36,7 @@ def test_sampler_and_trainer_agree_at_every_step(rlhf, tmp_path, devices):
         "--sync",
         "ipc",
     ]
-    steps = trained(rlhf, tmp_path, *more, "--placement", "actor=2", "--placement", f"rollout={devices}")
+    steps = trained(rlhf, tmp_path, *more, "--placement", f"actor={devices}", "--placement", f"rollout={devices}")
     assert steps[-1]["version"] == 3
     assert set(shared_memory()) <= before
 
