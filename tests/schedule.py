@@ -18,6 +18,7 @@ import pytest
 
 from rlhf_host import garbage
 
+from .forks import never_wait_for_the_disk
 from .tiers import mark_slow
 
 DURATIONS = Path(__file__).with_name("durations.json")
@@ -63,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+    never_wait_for_the_disk()
     if RECORD and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 
