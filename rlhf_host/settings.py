@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlhf_host.cli.eval import judged_by as judged_by
     from rlhf_host.cli.eval import use_model as use_model
     from rlhf_host.config.check import check as check
+    from rlhf_host.config.flags import Flag as Flag
     from rlhf_host.config.flags import Text as Text
     from rlhf_host.config.flags import coerce as coerce
     from rlhf_host.config.load import read_config as read_config

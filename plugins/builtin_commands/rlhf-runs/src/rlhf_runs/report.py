@@ -154,12 +154,15 @@ def page(runs: Sequence[RunDirectory], names: Sequence[str]) -> tuple[str, list[
     return document(names, chunks)[0], notices
 
 
-def document(names: Sequence[str], chunks: Mapping[str, bytes]) -> tuple[str, str]:
+def document(names: Sequence[str], chunks: Mapping[str, bytes], script: str = "") -> tuple[str, str]:
     """Returns the page with these pieces, from ``pack``, and its Content-Security-Policy. It asks its server for missing
     pieces, and again for ``head``, unless that is one of them.
+
+    Args:
+        script: more of the page's script: it may replace functions and ``TABS`` of the parts before it.
     """
     parts = {part: _part(f"page.{part}") for part in ("html", "css")}
-    parts["js"] = "\n".join(_part(f"{name}.js") for name in SCRIPTS)
+    parts["js"] = "\n".join([*(_part(f"{name}.js") for name in SCRIPTS), script])
     parts["css"] = f"{_part(f'{CHARTS}.css')}\n{parts['css']}"
     parts["uplot"] = _part(f"{CHARTS}.js")
     parts |= {part: f"\n{parts[part]}\n" for part in ("css", "js", "uplot")}
