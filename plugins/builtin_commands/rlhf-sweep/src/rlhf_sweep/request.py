@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_host import UserError
 from rlhf_host.commands import near_matches
 from rlhf_host.settings import CommandLine, Flag, Located, plain, read_yaml
-from rlhf_sweep.samplers import SAMPLERS
+from rlhf_sweep.samplers import OF_OPTUNA, SAMPLERS, require_optuna
 from rlhf_sweep.space import Range, Varied, read_text, read_value, whole_numbers
 
 VARY = "vary"
@@ -78,6 +78,8 @@ def read_request(line: CommandLine, short: Mapping[str, str]) -> Request:
     if (failed := own["failed"]) not in (None, "keep", "retry"):
         raise UserError(f"--failed {failed}: it is keep or retry")
     trials = _count(own["trials"], "--trials", 1)
+    if sampler in OF_OPTUNA:
+        require_optuna(sampler)
     if sampler is not None and trials is None:
         raise UserError(f"--sampler {sampler} draws settings: say how many, as in --trials 20")
     if sampler is None and trials is not None:
@@ -123,9 +125,9 @@ def _file(name: str) -> dict[str, Located]:
     keys = {key.replace("-", "_"): value for key, value in tree.items()}
     for key, value in keys.items():
         if key not in KEYS:
-            hint = near_matches(key, KEYS)
             raise UserError(
-                f"{value.where}: no such key{hint or '; settings of the runs are below settings:, and what is varied below vary:'}"
+                f"{value.where}: no such key{near_matches(key, KEYS)}; settings of the runs go below 'settings:', what is varied below"
+                f" '{VARY}:'"
             )
     for key in ("settings", VARY):
         if key in keys and not isinstance(keys[key].value, dict):

@@ -35,14 +35,14 @@ def _head(results: Results, row: Row) -> dict[str, Any]:
     runs = [results.runs[name] for name in row.names]
     head = Shown(runs[0], row.told).head()
     curves: dict[str, Curve] = {}
-    for name in head["metrics"]:
+    told = [name for name in head["metrics"] if not name.endswith("/stderr")]  # bands are over seeds, not over samples
+    for name in told:
         own = [run.curves[name] for run in runs if name in run.curves]
         mean, error = _over_seeds(own)
         if mean[0]:
             curves[name] = mean
             if error is not None:
                 curves[f"{name.removesuffix('/mean')}/stderr"] = error
-    told = [name for name in head["metrics"] if name in curves and not name.endswith("/stderr")]
     seeds = ", ".join(str(run.settings["seed"]) for run in runs)
     return head | {
         "status": f"{len(runs)} of {row.planned} finished",
@@ -54,7 +54,7 @@ def _head(results: Results, row: Row) -> dict[str, Any]:
         "warnings": [f"seed {run.settings['seed']}: {line}" for run in runs for line in (*run.warnings, *run.damage)],
         "settings": head["settings"] | {"seed": {"value": seeds}},
         "curves": curves,
-        "metrics": {name: head["metrics"][name] for name in told},
+        "metrics": {name: head["metrics"][name] for name in told if name in curves},
         "times": {},
         "places": [],
     }
