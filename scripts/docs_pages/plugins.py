@@ -47,6 +47,7 @@ OTHER_GUIDES = {
     "rlhf-samples": "python.md",
     "rlhf-server": "serving.md",
     "rlhf-session": "python.md",
+    "rlhf-sweep": "runs.md",
     "rlhf-translate": "coming-from.md",
     "rlhf-xray": "choosing.md",
     "rlhf-kernels": "engines.md",

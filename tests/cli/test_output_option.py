@@ -21,6 +21,7 @@ WRITES = {
     "replay",
     "report",
     "rollout",
+    "sweep",
     "train",
     "translate",
     "xray",

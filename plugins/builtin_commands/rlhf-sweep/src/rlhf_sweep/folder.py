@@ -91,8 +91,9 @@ class Folder:
             elif named[name].identity != identity:
                 lines.append(f"{name} differs in {self._difference(named[name])}")
         if lines:
+            listed = "; ".join(lines[:5]) + (" ..." if len(lines) > 5 else "")
             raise UserError(
-                f"{self.path} has a sweep with other settings: {'; '.join(lines[:5])}{' ...' if len(lines) > 5 else ''}: choose another"
+                f"{self.path} has a sweep with other settings: {listed}: choose another"
                 " --output, or give the same settings again"
             )
 
@@ -176,7 +177,8 @@ class Folder:
             )
         if state.get("status") == "finished" and state["metrics"] != self._metrics_hash(name):
             raise UserError(
-                f"{run_dir / 'metrics.jsonl'} was changed after the run had finished: put it back, or remove {run_dir} to run it again"
+                f"{run_dir / 'metrics.jsonl'} was changed after the run had finished: put it back, or remove {run_dir} to run it"
+                " again"
             )
         if not state and RunDirectory(run_dir).status == "finished":
             self.note_finished(name)

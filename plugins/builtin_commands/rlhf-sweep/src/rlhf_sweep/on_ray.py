@@ -106,7 +106,9 @@ class OnRay:
         needs = self._needs(run)
         for name, unit in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
             if needs[name] > (has := self._total.get(unit, 0)):
-                raise RunError(f"{run.name} needs {needs[name]:g} {unit}s, and the Ray cluster has {has:g}: join a larger one, or use fewer")
+                raise RunError(
+                    f"{run.name} needs {needs[name]:g} {unit}s, and the Ray cluster has {has:g}: join a larger one, or use fewer"
+                )
         task = self._ray.remote(max_retries=0, **needs)(execute_here)
         made = _Task(self._ray, task.remote(words, str(log), os.getcwd()), needs)
         self._held.append(made)
@@ -148,7 +150,9 @@ def execute_here(words: list[str], log: str, cwd: str) -> int:
     """Runs in a worker of the cluster: ``rlhf`` with these words, and its exit code. Cancelled, it ends the run tidily."""
     place = Path(log)
     if not Path(cwd).is_dir() or not (Path(cwd) / place).parent.parent.is_dir():
-        raise RuntimeError(f"{cwd} with {place.parent.parent} is not on this machine: the sweep's folder must be on a disk that all share")
+        raise RuntimeError(
+            f"{cwd} with {place.parent.parent} is not on this machine: the sweep's folder must be on a disk that all share"
+        )
     process = RunProcess(words, Path(cwd) / place, cwd)
     try:
         while (code := process.poll()) is None:

@@ -26,8 +26,8 @@ def fixed_combinations(request: Request) -> list[Values] | None:
     if wanted * each > request.limit:
         more = f" of {count:,} combinations" if request.trials is None and each > 1 else ""
         raise UserError(
-            f"{wanted * each:,} runs{more} are more than --limit {request.limit:,}: vary less, draw some (--sampler random --trials 20),"
-            f" or say --limit {wanted * each}"
+            f"{wanted * each:,} runs{more} are more than --limit {request.limit:,}: vary less, draw some (--sampler random"
+            f" --trials 20), or say --limit {wanted * each}"
         )
     if count is not None and request.trials is not None and request.trials > count:
         raise UserError(

@@ -126,8 +126,8 @@ def _file(name: str) -> dict[str, Located]:
     for key, value in keys.items():
         if key not in KEYS:
             raise UserError(
-                f"{value.where}: no such key{near_matches(key, KEYS)}; settings of the runs go below 'settings:', what is varied below"
-                f" '{VARY}:'"
+                f"{value.where}: no such key{near_matches(key, KEYS)}; settings of the runs go below 'settings:', what is"
+                f" varied below '{VARY}:'"
             )
     for key in ("settings", VARY):
         if key in keys and not isinstance(keys[key].value, dict):

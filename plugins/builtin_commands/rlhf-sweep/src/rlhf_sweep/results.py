@@ -19,8 +19,8 @@ from rlhf_sweep.space import label
 
 QUARTER = 0.75
 """Metrics of training are means over the steps after this share of a run: one step is too noisy to choose by."""
-CLEAR = 2.0
-"""Standard errors that two means must be apart to be called different."""
+CLEAR = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Standard errors that two means must be apart to be called different, by degrees of freedom from 1: Student's t at 95 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,9 @@ class Results:
             )
         elif len(whole) > 1 and (second := whole[1]).mean is not None and second.error is not None and best.mean is not None:
             gap, noise = abs(best.mean - second.mean), math.hypot(best.error, second.error)
-            sure = "clear" if gap > CLEAR * noise else "within the noise: more seeds can tell them apart"
+            freedom = len(best.values) + len(second.values) - 2
+            limit = CLEAR[min(freedom, len(CLEAR)) - 1]
+            sure = "more than noise" if gap > limit * noise else "within the noise: more seeds can tell them apart"
             lines.append(f"The next, {second.told}, is {gap:.3g} ± {noise:.2g} behind, which is {sure}.")
         if len(whole) > 2:
             lines.append(

@@ -72,7 +72,8 @@ def require_optuna(sampler: str) -> Any:
         import optuna
     except ImportError as error:
         raise UserError(
-            f"--sampler {sampler} is of optuna, which is not installed ({error}): pip install optuna; --sampler random needs nothing"
+            f"--sampler {sampler} is of optuna, which is not installed ({error}): pip install optuna; --sampler random needs"
+            " nothing"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.text import Text
-
-from rlhf_host.commands import visible
 from rlhf_runs import number as figure_text
 from rlhf_runs import table
+
+from rlhf_host.commands import visible
 from rlhf_sweep.results import Results, number
 from rlhf_sweep.space import label
 

@@ -26,8 +26,8 @@ SHOWN = 200
 """Runs that a dry run lists."""
 
 START = {
-    "vary.SETTING": "VALUES: what a setting of rlhf train is varied over: A,B,C, LOW..HIGH, LOW..HIGH:log:COUNT or :lin:COUNT, JSON for"
-    " lists and mappings; for --sampler also LOW..HIGH:log or :lin; repeatable",
+    "vary.SETTING": "VALUES: what a setting of rlhf train is varied over: A,B,C, LOW..HIGH, LOW..HIGH:log:COUNT or :lin:COUNT,"
+    " JSON for lists and mappings; for --sampler also LOW..HIGH:log or :lin; repeatable",
     "seeds": "0,1,2 or 0..2: each combination is run with each seed, and their mean counts",
     "output": "the folder that the runs, their table and their page are written to (default sweeps/<hash of the settings>)",
     "by": "METRIC[:min|:max]: what settings are compared by (default: checkpoint.best, else the first evaluation that all have,"
@@ -43,9 +43,9 @@ START = {
     "json": "print the results as a JSON object instead of a table",
 }
 
-ABOUT = """Train with every combination of some settings, each with several seeds, and compare. All flags of rlhf train hold for every
-run; --vary.SETTING gives alternatives. FILE.yaml has the same: settings: (as in a file of rlhf train), vary:, seeds:, and the other
-flags as keys. The same command goes on with a sweep that was stopped or killed, and shows one that is finished."""
+ABOUT = """Train with every combination of some settings, each with several seeds, and compare. All flags of rlhf train hold
+for every run; --vary.SETTING gives alternatives. FILE.yaml has the same: settings: (as in a file of rlhf train), vary:, seeds:,
+and the other flags as keys. The same command goes on with a sweep that was stopped or killed, and shows one that is finished."""
 
 
 @click.command(
@@ -112,10 +112,9 @@ def sweep(ctx: click.Context, line: CommandLine) -> None:
     click.echo(f"Page: {page}", err="json" in line.own)
     if results.failed:
         names = ", ".join(name for name, _ in results.failed[:5]) + (" ..." if len(results.failed) > 5 else "")
-        raise RunError(
-            f"{len(results.failed)} of {len(queue.runs)} runs failed: {names}. They count nowhere; {rlhf('sweep', *_words(line), '--failed', 'retry')}"
-            " runs them again"
-        )
+        retry = rlhf("sweep", *_words(line), "--failed", "retry")
+        count = f"{len(results.failed)} of {len(queue.runs)} runs"
+        raise RunError(f"{count} failed: {names}. They count nowhere; to run them again:\n  {retry}")
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from rlhf_runs import Shown, document, pack
+
 from rlhf_sweep.results import Results, Row, number
 from rlhf_sweep.space import label
 
