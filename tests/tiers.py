@@ -320,6 +320,10 @@ SLOW = {
         "killed_command",
         "a command that is killed and continued",
     ),
+    "plugins/builtin_commands/rlhf-sweep/tests/test_sweep.py": (
+        "killed_sweep|tasks_of_ray",
+        "sweeps that train, one killed and one on Ray; made-up runs at every change",
+    ),
     "plugins/builtin_commands/rlhf-xray/tests/test_xray.py": (
         r"run\[(?!rloo)|ratios|everything_installed|last_layer|that_sampled",
         "X-rays with everything installed, of runs, of adapters and of later updates; pushes and one gradient at every change",

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rlhf_host import RunDirectory
 from rlhf_host.commands import visible
+from rlhf_host.runs import HEADLINES
 from rlhf_sweep.folder import Folder
 from rlhf_sweep.one_run import RunProcess
 from rlhf_sweep.planned import Planned
@@ -100,6 +101,7 @@ def _start(folder: Folder, launcher: Launcher, run: Planned, say: Callable[[str]
         words = ["train", "--resume", str(run_dir)]
         say(f"{run.name}: goes on from {_step_text(RunDirectory(run_dir))}")
     else:
+        folder.write_settings(run)
         words = ["train", "--config", str(folder.settings(run.name))]
         say(f"{run.name}: begins")
     return _Running(run, launcher.start(run, words, folder.log(run.name)), time.monotonic())
@@ -116,7 +118,7 @@ def _note(folder: Folder, ended: _Running, code: int) -> str:
     run = RunDirectory(run_dir) if (run_dir / "config.yaml").is_file() else None
     if code == 0 and run is not None and run.status == "finished":
         folder.note_finished(name, seconds)
-        headline = run.headline
+        headline = next((each for each in HEADLINES if each in run.curves), None)
         told = f": {headline} {run.curve(headline)[1][-1]:.4g}" if headline else ""
         return f"{name}: finished in {seconds:.0f} s{told}"
     error = _error(folder.log(name), run, code)

@@ -126,7 +126,7 @@ class Folder:
         values = config.model_dump()
         usual = read_config((), quickstart=False).config.tracker
         values["tracker"] |= {alias: {"name": "none"} for alias in usual if alias not in config.tracker}  # else they come back
-        write_file(path, write_yaml(values).encode())
+        path.write_text(write_yaml(values), "utf-8")
 
     def state(self, name: str) -> dict[str, Any]:
         """Returns how a run ended: ``status`` is ``finished``, ``failed`` or ``pruned``. Empty: it has not."""
