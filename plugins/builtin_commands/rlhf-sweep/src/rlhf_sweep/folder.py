@@ -129,7 +129,7 @@ class Folder:
         path.write_text(write_yaml(values), "utf-8")
 
     def state(self, name: str) -> dict[str, Any]:
-        """Returns how a run ended: ``status`` is ``finished``, ``failed`` or ``pruned``. Empty: it has not."""
+        """Returns how a run ended: ``status`` is ``finished`` or ``failed``. Empty: it has not."""
         path = self.path / "states" / f"{name}.json"
         try:
             found: Any = json.loads(path.read_text("utf-8"))
@@ -148,16 +148,17 @@ class Folder:
         (self.path / "states" / f"{name}.json").unlink(missing_ok=True)
 
     def note_finished(self, name: str, seconds: float | None = None) -> None:
+        took = {} if seconds is None else {"seconds": seconds}
         self.note(
-            name, status="finished", metrics=self._metrics_hash(name), **({} if seconds is None else {"seconds": seconds})
+            name, status="finished", metrics=self._hash(name, "metrics.jsonl"), config=self._hash(name, "config.yaml"), **took
         )
 
-    def _metrics_hash(self, name: str) -> str:
-        path = self.run_dir(name) / "metrics.jsonl"
+    def _hash(self, name: str, file: str) -> str:
+        path = self.run_dir(name) / file
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
     def status(self, run: Planned) -> str:
-        """Returns ``finished``, ``failed``, ``pruned``, ``begun`` or ``new``.
+        """Returns ``finished``, ``failed``, ``begun`` or ``new``.
 
         Raises:
             UserError: the run's folder was changed by something else.
@@ -168,14 +169,15 @@ class Folder:
                 self.forget(name)
                 return "new"
             return str(state.get("status", "new"))
-        config = read_config(run_dir / "config.yaml", quickstart=False).config
-        changed = sorted(different(run.config, config))
+        changed: list[str] = []
+        if state.get("config") != self._hash(name, "config.yaml"):  # hashes are compared faster than YAML
+            changed = sorted(different(run.config, read_config(run_dir / "config.yaml", quickstart=False).config))
         if changed:
             raise UserError(
                 f"{run_dir / 'config.yaml'} was changed since the sweep wrote it ({', '.join(changed[:3])}): put it back, or remove"
                 f" {run_dir} to run it again"
             )
-        if state.get("status") == "finished" and state["metrics"] != self._metrics_hash(name):
+        if state.get("status") == "finished" and state["metrics"] != self._hash(name, "metrics.jsonl"):
             raise UserError(
                 f"{run_dir / 'metrics.jsonl'} was changed after the run had finished: put it back, or remove {run_dir} to run it"
                 " again"
