@@ -83,11 +83,10 @@ class CommandLine:
 
     def number(self, name: str, default: str | None, meaning: str, least: int = 0) -> int | None:
         """The flag's whole number. Raises ``UserError``, which says its ``meaning``, for another value."""
-        if (text := self.value(name, default)) is None:
-            return None
-        if not text.isdecimal() or int(text) < least:
+        text = self.value(name, default)
+        if text is not None and (not text.isdecimal() or int(text) < least):
             raise UserError(f"--{name} {text}: {meaning}")
-        return int(text)
+        return None if text is None else int(text)
 
     @property
     def configs(self) -> list[str]:

@@ -66,7 +66,7 @@ class OnRay:
             import ray
         except ImportError as error:
             raise UserError(f"--on ray needs Ray, which is not installed ({error}): pip install 'rlhf-sweep[ray]'") from None
-        self._ray = ray
+        self._ray: Any = ray
         self._held: list[_Task] = []
         quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
         try:
