@@ -56,7 +56,7 @@ def footprint(model: Any, *, width: int | None, autocast: bool) -> Footprint:
         # Products of experts have no fake form in 32 bits, except by what transformers falls back to; it keeps the same.
         whole_products = mock.patch.object(moe, "_can_use_grouped_mm", return_value=False)
         with FakeTensorMode(), torch.enable_grad(), blocks.sampled(), whole_products:
-            _fake(model, torch.bfloat16 if width == 2 else None)
+            fake_weights(model, torch.bfloat16 if width == 2 else None)
             passed = measured(model, blocks.like(), partial(_run, model, 1, autocast=autocast), LENGTHS)
             cached = blocks.cached(model)
     except Exception as error:
@@ -135,7 +135,7 @@ def _blocks(model: Any) -> _Blocks:
     return _Blocks(home, list(kinds.values()))
 
 
-def _fake(model: nn.Module, dtype: torch.dtype | None) -> None:
+def fake_weights(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Replaces weights and buffers by fake ones, under a ``FakeTensorMode``. Tensors that are one stay one."""
     made: dict[int, Any] = {}
     for module in model.modules():
