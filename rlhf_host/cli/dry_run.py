@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -65,7 +65,7 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
         click.echo(line)
     for line in [
         *disk.told(config, start, outlines, Path(str(config.run_dir)), config.train.steps or STEPS),
-        *forecasts(config, manager),
+        *told("forecast", config, manager),
         *(saved.report if saved is not None else ()),
     ]:
         click.echo(line)
@@ -164,18 +164,19 @@ def _is_hub_name(path: str) -> bool:
     return not plugin and "/" in path and not Path(path).expanduser().exists() and not looks_like_a_file(path)
 
 
-def forecasts(config: RunConfig, manager: PluginManager) -> Iterator[str]:
-    """Yields forecasts of the run by packages. Raises ``UserError`` for a run that would fail, ``RunError`` for a package that
-    does.
+def told(kind: Literal["forecast", "afterword"], *given: Any) -> Iterator[str]:
+    """Yields what packages say of a run: forecasts in a dry run, afterwords when it has ended. Raises ``UserError`` for a run that
+    would fail, ``RunError`` for a package that does.
 
-    A package takes part with an entry point in the group ``rlhf.forecasts``: a callable that takes the run's ``RunConfig`` and its
-    ``PluginManager`` and returns lines. It raises ``UserError`` for a run that would fail.
+    A package takes part with an entry point in the group ``rlhf.forecasts``, a callable that takes the run's ``RunConfig`` and its
+    ``PluginManager``, or in ``rlhf.afterwords``, one that takes the ``RunConfig``; it returns lines. A forecast raises
+    ``UserError`` for a run that would fail.
     """
-    for info in unchosen("forecast"):
-        forecast = imported(info)
+    for info in unchosen(kind):
+        tell = imported(info)
         with blaming(str(info), "its call"):
-            told = forecast(config, manager)
-            lines = list(told)
-            if isinstance(told, str) or not all(isinstance(line, str) for line in lines):
+            said = tell(*given)
+            lines = list(said)
+            if isinstance(said, str) or not all(isinstance(line, str) for line in lines):
                 raise TypeError("it must return lines, a list of texts")
         yield from lines

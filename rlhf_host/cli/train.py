@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
+from rlhf_host.cli.dry_run import dry_run, told
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
 from rlhf_host.config.load import QUICKSTART
@@ -102,8 +103,6 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         dry = "dry-run" in line.own
         config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config, make=not dry)
         if dry:
-            from rlhf_host.cli.dry_run import dry_run
-
             dry_run(config, manager, resume)
             return
         phase("Loading libraries")
@@ -113,7 +112,7 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         as_they_come = all(map(_as_it_comes, (item for item in manager.loaded if item.kind in ("reward", "agent"))))
     if outcome.status == "failed":
         raise RunError(outcome.error or "the run failed")
-    click.echo(_what_next(outcome, config, needs, as_they_come))
+    click.echo("\n".join([_what_next(outcome, config, needs, as_they_come), *told("afterword", config)]))
     if outcome.status == "interrupted":
         ctx.exit(130)
 

@@ -36,7 +36,7 @@ from rlhf_host.plugins.hints import of_flag
 from rlhf_host.plugins.options import members, nested_model
 from rlhf_host.plugins.selection import split_names
 
-SWITCHES = ("help", "print-config", "dry-run", "force", "json")
+SWITCHES = ("help", "print-config", "dry-run", "force", "json", "time", "measure-answers")
 """Control flags that take no value."""
 
 LETTERS = {"-h": "--help", "-o": "--output"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_host.cli.dry_run import forecasts
+from rlhf_host.cli.dry_run import told
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.plugins.discovery import discover
@@ -25,7 +25,7 @@ def alone(monkeypatch):
 def test_lines_of_all_packages_in_the_order_of_names(here):
     install(here, "fore-b", "def forecast(config, manager):\n    yield 'of b'\n")
     install(here, "fore-a", TELLS)
-    assert [*forecasts(RunConfig(), "the manager")] == ["32 prompts", "the manager", "of b"]
+    assert [*told("forecast", RunConfig(), "the manager")] == ["32 prompts", "the manager", "of b"]
     assert not [info for info in discover(disabled=True) if info.distribution.startswith("fore-")]
 
 
@@ -42,7 +42,7 @@ def test_lines_of_all_packages_in_the_order_of_names(here):
 def test_a_run_that_would_fail_and_a_package_that_does(here, body, kind, said):
     install(here, "fore-a", f"from rlhf_host import UserError\ndef forecast(config, manager):\n    {body}\n")
     with pytest.raises(kind) as caught:
-        list(forecasts(RunConfig(), None))
+        list(told("forecast", RunConfig(), None))
     assert type(caught.value) is kind
     assert said in str(caught.value)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +18,7 @@ from rlhf_host import UserError
 from rlhf_host.commands import near_matches, phase, wrap
 from rlhf_host.protocols import DeviceKind
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, merge_needs, resolve
-from rlhf_plan.items import GB, PARTS
+from rlhf_plan.items import GB, GPU_NAMES, PARTS
 
 if TYPE_CHECKING:
     from rlhf_host.internals import PluginManager
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 HELP_GROUP = "Train"
 
 KINDS: dict[str, DeviceKind] = {"cuda": "cuda", "cpu": "cpu"}
-CONTROL = ("memory-gb", "device", "json", *(f"{part}-gb" for part in PARTS))
+TIME = ("time", "price", "gpu", "answers", "measure-answers", "prompt-tokens", "link-gbs")
+CONTROL = ("memory-gb", "device", "json", *(f"{part}-gb" for part in PARTS), *TIME)
 
 START = {
     "algo": "NAME: the algorithm, which says what roles there are",
@@ -35,6 +37,13 @@ START = {
     "memory-gb": "memory of a device, in 10⁹ bytes: a run that needs more than 90 % is refused (default: that of a GPU here)",
     "device": "cuda or cpu: kind of the devices (default cuda)",
     "json": "print a JSON object, with bytes, instead of a table",
+    "time": "say how long a step and the run take, as ranges: timed by dry steps on this CPU, or computed for --gpu",
+    "price": "with --time: what a device costs in an hour; the cost of the run is said",
+    "gpu": f"with --time: {', '.join(GPU_NAMES)}: compute the time on these devices",
+    "answers": "with --time: RUN or FILE of rlhf rollout: answers are as long as there",
+    "measure-answers": "with --time: sample answers to 20 prompts first, to know how long they are",
+    "prompt-tokens": "with --gpu: tokens of a prompt, or of a row of data (default: read from the data)",
+    "link-gbs": "with --gpu: LOW..HIGH, GB/s between devices",
     **{f"{part}-gb": f"{text}: this number in place of the computed one" for part, text in PARTS.items()},
 }
 
@@ -64,6 +73,11 @@ def plan(line: CommandLine) -> None:
     if size == 0:
         raise UserError("--memory-gb 0: give the memory of a device, such as --memory-gb 80")
     overrides = {part: amount for part in PARTS if (amount := _bytes(line, f"{part}-gb")) is not None}
+    if "time" in line.own:
+        plan_time(line)
+        return
+    if lost := next((name for name in TIME if name in line.own), None):
+        raise UserError(f"--{lost} goes with --time")
     began = time.perf_counter()
     loaded = line.read(quickstart=False)
     run = resolve(loaded.config, loaded.origins)
@@ -75,6 +89,43 @@ def plan(line: CommandLine) -> None:
     click.echo(f"Planned in {time.perf_counter() - began:.1f} s.", err=True)
     if made.problem is not None:
         raise UserError(made.problem)
+
+
+def plan_time(line: CommandLine) -> None:
+    """Says how long the run takes, and keeps it for the end of the run."""
+    price = _number(line, "price", "what a device costs in an hour, such as --price 2.49")
+    prompt = _number(line, "prompt-tokens", "tokens of a prompt, such as --prompt-tokens 200")
+    answers, gpu = line.value("answers"), line.value("gpu")
+    if answers is not None and not Path(answers).exists():
+        raise UserError(f"--answers {answers}: no such run or file")
+    if answers is not None and "measure-answers" in line.own:
+        raise UserError("--answers and --measure-answers: give one of them")
+    loaded = line.read()
+    run = resolve(loaded.config, loaded.origins)
+    phase("Loading libraries")
+    from rlhf_plan.gpu_time import LINK_GBS
+    from rlhf_plan.prediction import keep
+    from rlhf_plan.time_plan import Asked, predict
+
+    if gpu is None and line.value("device") == "cuda":
+        raise UserError("--time --device cuda: say which GPU its data sheet is of, such as --gpu H100")
+    asked = Asked(
+        gpu,
+        None if answers is None else Path(answers),
+        "measure-answers" in line.own,
+        prompt,
+        _span(line, "link-gbs") or LINK_GBS,
+    )
+    with closing(run.plugins()) as manager:
+        made = predict(run.config, manager, asked)
+    keep(run.config, made)
+    if "json" in line.own:
+        click.echo(json.dumps(made.json() | {"price": price}, indent=2))
+        return
+    for text in made.lines(price):
+        click.echo(text)
+    if price is None:
+        click.echo("  - no cost: --price N is what a device costs in an hour")
 
 
 def forecast(config: RunConfig, manager: PluginManager) -> list[str]:
@@ -205,6 +256,33 @@ def _bytes(line: CommandLine, name: str) -> float | None:
     if not 0 <= value < 1e18:
         raise UserError(f"--{name} {text}: give a number of gigabytes, such as --{name} 80".replace(" :", ":"))
     return value
+
+
+def _number(line: CommandLine, name: str, what: str) -> float | None:
+    """Returns the value of a flag. Raises ``UserError`` for anything but a number above 0."""
+    if name not in line.own:
+        return None
+    text = line.value(name) or ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e12:
+        raise UserError(f"--{name} {text}: give {what}".replace(" :", ":"))
+    return value
+
+
+def _span(line: CommandLine, name: str) -> tuple[float, float] | None:
+    if name not in line.own:
+        return None
+    text = line.value(name) or ""
+    try:
+        low, high = map(float, text.split(".."))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not 0 < low <= high:
+        raise UserError(f"--{name} {text}: give LOW..HIGH, such as --{name} 20..400".replace(" :", ":"))
+    return low, high
 
 
 def _memory_here(device: DeviceKind) -> float | None:

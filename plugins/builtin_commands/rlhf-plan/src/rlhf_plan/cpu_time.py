@@ -16,7 +16,7 @@ from rlhf_host import UserError
 from rlhf_host.internals import RunTraits, machine_memory, meta_model, role_flag, role_settings
 from rlhf_host.settings import RoleConfig, RunConfig
 from rlhf_plan.answers import Lengths
-from rlhf_plan.dry_steps import Timed, dry_steps
+from rlhf_plan.dry_steps import Timed, dry_steps, unheard
 from rlhf_plan.items import GB
 from rlhf_plan.short_models import Layers, layers_of, weights_of_short, write_short
 from rlhf_plan.spans import Span
@@ -165,7 +165,8 @@ def _at(config: RunConfig, shorts: Sequence[Short], prompts: int, cap: int | Non
                 depth = short.layers.depths()[-1 if short is deep else 0]
                 path = Path(place) / f"{short.role}-{depth}"
                 if not path.exists():
-                    write_short(short.settings, short.head, depth, path)
+                    with unheard():
+                        write_short(short.settings, short.head, depth, path)
                 models[short.role] = str(path)
             return dry_steps(config, models, prompts=prompts, tokens=cap)
 

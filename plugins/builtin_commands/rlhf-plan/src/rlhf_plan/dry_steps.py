@@ -76,7 +76,7 @@ def dry_steps(config: RunConfig, models: Mapping[str, str], *, prompts: int, tok
         UserError, RunError: as ``train`` does.
     """
     clock = Clock()
-    with tempfile.TemporaryDirectory() as place, _unheard():
+    with tempfile.TemporaryDirectory() as place, unheard():
         ready, objects = _made_dry(config, models, prompts, tokens, clock, Path(place) / "run")
         run = resolve(ready, objects=objects)
         with closing(run.plugins()) as manager:
@@ -123,7 +123,7 @@ def _made_dry(
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
+def unheard() -> Iterator[None]:
     """Drops what the steps print, and leaves logging as it was."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -16,3 +16,6 @@ PARTS = {
     "sync": "buckets of weights on their way to engines",
 }
 """Parts of what a device holds: of the roles, then of engines; at last buckets of weights on their way."""
+
+GPU_NAMES = ("A100", "H100", "H200", "B200", "L40S", "RTX4090")
+"""GPUs whose data sheets are here (``gpu_time.GPUS``)."""
