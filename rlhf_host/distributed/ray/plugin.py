@@ -97,9 +97,9 @@ class Ray:
                 roles=place.roles,
                 devices=place.devices,
                 engines=len(place.engines),
-                device="cpu" if place.kind == "cpu" else None,
+                device={("gpu", "gpu"): "cuda", ("cpu", "cpu"): "cpu"}.get((place.kind, other.kind)),
             )
-            for place in _placement(start, "gpu")
+            for place, other in zip(_placement(start, "gpu"), _placement(start, "cpu"), strict=True)
         ]
 
     def start(self, start: RuntimeStart) -> Runtime:

@@ -186,18 +186,21 @@ class Plan:
         start = runtime_start(config, manager, needs, None, 1, {})
         rollout, prompt = config.rollout, config.data.max_prompt_tokens
         row = rollout.max_tokens or (None if prompt is None else prompt + rollout.max_new_tokens)
-        more = "Prompts are not in the cache: set --data.max-prompt-tokens or --rollout.max-tokens."
+        more = "Prompts are not in the cache, nor in rows: set --data.max-prompt-tokens or --rollout.max-tokens."
+        if not needs.samples:
+            more = "A row of data that is longer than a micro-batch needs more: set --data.max-tokens."
         sampling = Sampling(
             answers=config.train.batch_size * rollout.n * (config.async_depth + 1),
             longest=row or rollout.max_new_tokens,
             row=row if needs.samples else config.data.max_tokens,
+            answer=rollout.max_new_tokens if needs.samples else 0,
             bucket_bytes=weight_sync_plugin(config).traits.bucket_bytes if needs.samples else 0,
             remote=traits.runtime.remote,
         )
         planner = Planner(sampling=sampling, device=device, device_bytes=device_bytes, overrides=overrides)
         runtime = runtime_plugin(config)
         phases = planner.plan(start, runtime)
-        notes = [NOTE, more] if needs.samples and row is None else [NOTE]
+        notes = [NOTE, more] if sampling.row is None else [NOTE]
         return cls(phases, notes, problem(phases, planner, start, runtime), device)
 
     def lines(self, width: int | None = None) -> list[str]:
@@ -209,7 +212,8 @@ class Plan:
         """
         width = width or shutil.get_terminal_size((10_000, 24)).columns
         parts = [part for part in PARTS if any(phase.parts.get(part) for phase in self.phases)]
-        where = "GB on each device" if self.device == "cuda" else "GB on each CPU"
+        cpus = {each.group.device or self.device for each in self.phases} == {"cpu"}
+        where = "GB on each CPU" if cpus else "GB on each device"
         rows = [[where, *parts, "sum"], *(_row(phase, parts) for phase in self.phases)]
         first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         numbers = ["  ".join(map(str.rjust, row[1:], widths)) for row in rows]

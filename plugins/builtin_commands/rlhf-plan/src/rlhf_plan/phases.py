@@ -94,6 +94,8 @@ class Sampling:
     """Tokens of the longest, with its prompt where a setting limits that."""
     row: int | None
     """Tokens of the longest row that is trained on; None: no setting limits it."""
+    answer: int
+    """Tokens that an answer may have, which is a row of its own where it is longer than a micro-batch; 0: nothing is sampled."""
     bucket_bytes: int
     """Weights that are on their way to engines at once, at each end."""
     remote: bool
@@ -191,7 +193,7 @@ class Planner:
         narrow = needed.width == 2
         autocast = not narrow and in_16_bits
         budget = start.train.max_tokens_per_microbatch
-        longest = min(self.sampling.row or budget, model.context)
+        longest = min(self.sampling.row or max(budget, self.sampling.answer), model.context)
         rows, length = budget_rows(budget, longest)
         passed = self._footprint(start, need, needed.width, autocast).passed
         depth, asked = len(passed.layers), settings.gradient_checkpointing

@@ -21,6 +21,7 @@ from rlhf_runs.metrics import described_all
 from rlhf_runs.notes import note_of
 from rlhf_runs.page_policy import page_policy
 from rlhf_runs.pictured import DAMAGED, Pictured
+from rlhf_runs.predicted import time_lines
 from rlhf_runs.speakers import turns_of, turns_of_messages
 from rlhf_runs.thumbnails import Thumbnails
 from rlhf_runs.used import UNTOLD, setting_helps, used_settings, written
@@ -57,6 +58,7 @@ class Shown:
             "step": run.step,
             "steps": run.steps,
             "note": note_of(run),
+            "time": time_lines(run),
             "what": self._what(),
             "headline": run.headline,
             "beside": beside(last_row(run, run.headline), run.headline) if run.headline else "",

@@ -18,6 +18,7 @@ from rlhf_runs.folder import chosen_runs
 from rlhf_runs.headline import told
 from rlhf_runs.metrics import PLOTTED, in_order
 from rlhf_runs.notes import note_of
+from rlhf_runs.predicted import time_lines
 from rlhf_runs.terminal import age, number, plot, short, table
 
 HELP_GROUP = "Look at runs"
@@ -79,6 +80,7 @@ def _head(run: RunDirectory) -> Iterator[str]:
     yield f"data {sources or 'given in Python'}"
     if name := run.headline:
         yield f"{name} at the end: {told(run, name)}"
+    yield from time_lines(run)
     if run.draws:
         yield "draws: " + ", ".join(
             f"{count:,} {outcome}" for outcome, count in sorted(run.draws.items(), key=lambda item: -item[1])

@@ -78,7 +78,7 @@ function oneRun(run) {
     card("Warnings", String(count), warned),
   ];
   cards[3].classList.toggle("bad", count > 0);
-  return [element("section", { id: "headline", className: "cards", attributes: { "aria-label": "summary" } }, cards), run.note ? element("p", { id: "note" }, element("b", { textContent: "Note: " }), run.note) : null].filter(Boolean);
+  return [element("section", { id: "headline", className: "cards", attributes: { "aria-label": "summary" } }, cards), run.note ? element("p", { id: "note" }, element("b", { textContent: "Note: " }), run.note) : null, ...run.time.map((line) => element("p", { className: "time" }, line))].filter(Boolean);
 }
 
 // Groups of runs
