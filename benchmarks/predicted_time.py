@@ -79,7 +79,10 @@ def measured(flags: list[str], steps: int) -> dict[str, Any]:
     clock = Clock()
     loaded = read_config([], parse([*flags, "--train.steps", str(steps)]))
     with tempfile.TemporaryDirectory() as place:
-        tree = loaded.config.model_dump(by_alias=True) | {"run_dir": f"{place}/run", "tracker": {"clock": {"name": "python:clock"}}}
+        tree = loaded.config.model_dump(by_alias=True) | {
+            "run_dir": f"{place}/run",
+            "tracker": {"clock": {"name": "python:clock"}},
+        }
         run = resolve(RunConfig.model_validate(tree), objects={("tracker", "clock"): clock})
         with closing(run.plugins()) as manager:
             train(run.config, manager)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import flop_registry
 from transformers.integrations import moe
 
 from rlhf_host import UserError
@@ -31,7 +31,17 @@ from rlhf_host.settings import RoleConfig
 from rlhf_plan.footprint import fake_weights
 from rlhf_plan.short_models import layers_of, write_configuration
 
-FREE = {"detach", "alias", "_unsafe_view", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "lift_fresh"}
+FREE = {
+    "detach",
+    "alias",
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "lift_fresh",
+}
 """Operations that a device is not asked for, beside views."""
 ATTENTION = "_scaled_dot_product"
 
@@ -74,7 +84,9 @@ class Counted:
     backward: Pass | None
 
 
-def count(role: RoleConfig, head: Literal["lm", "scalar"], rows: int, length: int, *, backward: bool, width: int = 2) -> Counted:
+def count(
+    role: RoleConfig, head: Literal["lm", "scalar"], rows: int, length: int, *, backward: bool, width: int = 2
+) -> Counted:
     """Counts passes.
 
     Args:
@@ -93,7 +105,9 @@ def count(role: RoleConfig, head: Literal["lm", "scalar"], rows: int, length: in
     return Counted(Pass(forward, layers.count), Pass(back, layers.count) if backward else None)
 
 
-def _counted(model: Any, rows: int, length: int, *, backward: bool, width: int) -> tuple[Counter[Operation], Counter[Operation]]:
+def _counted(
+    model: Any, rows: int, length: int, *, backward: bool, width: int
+) -> tuple[Counter[Operation], Counter[Operation]]:
     enable_shared_rows()
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level, logger.level = logger.level, logging.CRITICAL
@@ -109,7 +123,9 @@ def _counted(model: Any, rows: int, length: int, *, backward: bool, width: int) 
                 if backward:
                     hidden.sum().backward()
     except Exception as error:
-        raise UserError(f"a pass of {type(model).__name__} cannot be counted without its weights: {first_line(error)}") from error
+        raise UserError(
+            f"a pass of {type(model).__name__} cannot be counted without its weights: {first_line(error)}"
+        ) from error
     finally:
         logger.level = level
     return first.operations, second.operations
@@ -124,20 +140,27 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        packet = func.overloadpacket
-        name = packet.__name__
-        if func.namespace == "aten" and not func.is_view and name not in FREE:
-            tensors = [each for each in tree_flatten((args, kwargs, out))[0] if isinstance(each, Tensor)]
-            moved = sum(each.nbytes for each in {id(each): each for each in tensors}.values())
-            if name.startswith(ATTENTION):
-                flops = _attention_flops(name, args, kwargs or {})
-            elif packet in flop_registry:
-                flops = flop_registry[packet](*args, **(kwargs or {}), out_val=out)
-            else:
-                flops = 0
-            if moved:
-                self.operations[Operation(float(flops), moved)] += 1
+        name = func.overloadpacket.__name__
+        if func.namespace == "prim" or func.is_view or name in FREE:
+            return out
+        tensors = [each for each in tree_flatten((args, kwargs, out))[0] if isinstance(each, Tensor)]
+        if moved := sum(each.nbytes for each in {id(each): each for each in tensors}.values()):
+            self.operations[Operation(_flops(func, args, kwargs or {}, out), moved)] += 1
         return out
+
+
+def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
+    """Raises ``TypeError`` for operations of packages, whose FLOPs nobody knows here."""
+    name = func.overloadpacket.__name__
+    if "grouped_mm" in name:  # each row with the matrix of its expert
+        return 2.0 * args[0].shape[-2] * args[0].shape[-1] * args[1].shape[-1]
+    if name.startswith(ATTENTION):
+        return _attention_flops(name, args, kwargs)
+    if func.overloadpacket in flop_registry:
+        return float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+    if func.namespace != "aten":
+        raise TypeError(f"what the operation {func.namespace}::{name} computes is not known")
+    return 0.0
 
 
 def _attention_flops(name: str, args: Any, kwargs: Mapping[str, Any]) -> float:

@@ -150,5 +150,3 @@ def compared(rows: Sequence[Mapping[str, Any]], predicted: Prediction | None) ->
 
 def _mean(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> float:
     return statistics.fmean(sum(row.get(name) or 0.0 for name in names) for row in rows)
-
-

@@ -44,10 +44,8 @@ def layers_of(role: RoleConfig, head: Literal["lm", "scalar"]) -> Layers:
     """
     kinds = _kinds(_outline(role, head))
     for period in range(1, min(LONGEST_PERIOD, len(kinds)) + 1):
-        if len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period):
+        if all(kinds[place] == kinds[place - period] for place in range(period, len(kinds))):
             return Layers(len(kinds), period)
-    if len(kinds) <= LONGEST_PERIOD and kinds:
-        return Layers(len(kinds), len(kinds))
     raise UserError(
         f"no time can be predicted for {role.model!r}: its {len(kinds)} layers are of {len(set(kinds))} kinds in an order that does"
         " not repeat, so that a few of them do not stand for all"
@@ -111,7 +109,7 @@ def _kinds(model: Any) -> list[Any]:
     """Returns a value for each layer, equal where layers are alike."""
     blocks = blocks_of(model).values()
     types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(blocks)
-    shapes = ([(name, weight.shape) for name, weight in block.named_parameters()] for block in blocks)
+    shapes = (tuple((name, weight.shape) for name, weight in block.named_parameters()) for block in blocks)
     return [(type(block), shape, kind) for block, shape, kind in zip(blocks, shapes, types, strict=True)]
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf_host import UserError
 from rlhf_host.commands import phase
-from rlhf_host.internals import RunTraits, TaskData, read_inputs
+from rlhf_host.internals import TaskData, read_inputs
 from rlhf_host.settings import RunConfig, merge_needs, write_yaml
 from rlhf_plan.answers import Lengths, of_limits, of_path
 from rlhf_plan.cpu_time import timed_on_cpu
@@ -78,7 +76,9 @@ def predict(config: RunConfig, manager: Any, asked: Asked) -> Prediction:
         parts, notes, devices, cpu = dict(computed.parts) | {"host": host}, [*computed.notes], computed.devices, None
         if lengths is not None:
             notes.insert(0, lengths.source)
-        notes.insert(1, f"rows of {prompt:.0f} tokens before their answers" if needs.samples else f"rows of {prompt:.0f} tokens")
+        notes.insert(
+            1, f"rows of {prompt:.0f} tokens before their answers" if needs.samples else f"rows of {prompt:.0f} tokens"
+        )
         notes.append(f"the host's own seconds are those of dry steps on this CPU, with an error of {100 * HOST_ERROR:.0f} %")
         notes.append("without start, checkpoints, rewards that compute, and restarts")
         device = f"{devices} × {asked.gpu}"
