@@ -48,9 +48,10 @@ Unchosen: TypeAlias = Literal["hint", "reward_form", "forecast", "afterword", "n
 
 UNCHOSEN = {kind: f"rlhf.{kind}s" for kind in get_args(Unchosen)} | {"python": "rlhf.python"}
 """The same for what explains unknown names (``plugins.hints``), for what calls reward functions of other projects
-(``plugins.reward_functions``), for what a dry run asks about the run and what is said after one (``cli.dry_run``), for what is known of a plugin that is shown
-(``cli.plugins_show``), for what has models of a run's steps (``runs.step_models``), for what decides what passes keep
-(``models.memory_plans``), and for names that packages add to ``rlhf_host``. Nobody chooses one, so they are no kinds of plugins.
+(``plugins.reward_functions``), for what a dry run asks about the run and what is said after a run (``cli.dry_run``), for what is
+known of a plugin that is shown (``cli.plugins_show``), for what has models of a run's steps (``runs.step_models``), for what
+decides what passes keep (``models.memory_plans``), and for names that packages add to ``rlhf_host``. Nobody chooses one, so they
+are no kinds of plugins.
 """
 
 PROTOCOLS = ("engine", "backend", "runtime", "kernels", "weight_sync")

@@ -1,4 +1,4 @@
-"""The time of a run: counts against formulas, lengths, ranges, refusals, and what is said after a run. No dry step but in a slow test."""
+"""The time of a run: counts against formulas, lengths, ranges, refusals, and what is said after a run. Dry steps are slow."""
 
 from __future__ import annotations
 
@@ -182,7 +182,8 @@ def test_gpus_are_computed_as_a_range(plan, config_at, cache, host):
     assert all(span["low"] <= span["middle"] <= span["high"] for span in found["parts"].values())
     weights = 40 * (4 * 2048**2 + 3 * 2048 * 8192)
     training = 6 * weights * 256 * 101  # of the shortest answers
-    assert found["parts"]["passes"]["low"] == pytest.approx(training / (0.75 * 989e12) / 8, rel=0.5)
+    products = training / (0.75 * 989e12) / 8
+    assert products < found["parts"]["passes"]["low"] < 2.5 * products
     assert any("computed, not measured" in note for note in found["notes"])
 
 

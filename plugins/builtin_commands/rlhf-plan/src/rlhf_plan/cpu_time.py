@@ -140,8 +140,9 @@ def _prompts(config: RunConfig, shorts: Sequence[Short], lengths: Lengths | None
     weights = sum(weights_of_short(short.settings, short.head, short.layers.depths()[-1]) for short in shorts)
     available, needed = machine_memory().get("MemAvailable"), BYTES * weights
     if available is not None and needed > 0.7 * available:
+        depth = shorts[0].layers.depths()[-1]
         raise UserError(
-            f"--time: {shorts[0].layers.depths()[-1]} layers of {shorts[0].settings.model} need {needed / GB:.0f} GB on this CPU, where"
+            f"--time: {depth} layers of {shorts[0].settings.model} need {needed / GB:.0f} GB on this CPU, where"
             f" {available / GB:.0f} GB are free: --gpu NAME computes the time on a GPU"
         )
     size, samples = config.train.batch_size, config.rollout.n if lengths is not None else 1
