@@ -173,9 +173,8 @@ def told(kind: Literal["forecast", "afterword"], *given: Any) -> Iterator[str]:
     ``UserError`` for a run that would fail.
     """
     for info in unchosen(kind):
-        tell = imported(info)
         with blaming(str(info), "its call"):
-            said = tell(*given)
+            said = imported(info)(*given)
             lines = list(said)
             if isinstance(said, str) or not all(isinstance(line, str) for line in lines):
                 raise TypeError("it must return lines, a list of texts")

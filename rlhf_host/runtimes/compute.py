@@ -22,13 +22,16 @@ class OneThread:
     second OpenMP pool starts on the same cores and both get several times slower: the caller's thread is set to one.
     """
 
+    found = 1
+    """Threads of torch before the first one here set the caller's to one, for all that come later."""
+
     def __init__(self, threads: int = 0):
-        self._threads = threads or torch.get_num_threads()
+        OneThread.found = max(OneThread.found, torch.get_num_threads())
+        self._threads = threads or OneThread.found
         torch.set_num_threads(1)
         self._closed = False
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._thread = threading.Thread(target=do, args=(self._works(),), name="rlhf-compute", daemon=True)
-        self._thread.start()
+        threading.Thread(target=do, args=(self._works(),), name="rlhf-compute", daemon=True).start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         if self._closed:

@@ -31,6 +31,19 @@ def test_its_operators_use_the_threads_they_were_given_and_the_callers_use_one(o
     assert torch.get_num_threads() == 1
 
 
+def test_a_second_one_has_as_many_threads_as_the_first(monkeypatch):
+    monkeypatch.setattr(OneThread, "found", 1)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for _ in range(2):
+            compute = OneThread()
+            assert compute.submit(torch.get_num_threads).result(10) == 2
+            compute.close()
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", [OneThread, Inline])
 def test_errors_go_to_who_asked_and_the_next_work_is_done(kind):
     def explode():

@@ -70,6 +70,7 @@ def timed_on_cpu(config: RunConfig, needs: Any, lengths: Lengths | None) -> CpuT
     _refuse(config, needs)
     shorts = _shorts(config, needs)
     prompts, whole = _prompts(config, shorts, lengths)
+    optimizer = _optimizer_seconds(config, shorts)  # before runs leave this thread one core
     caps = [None] if lengths is None else _caps(lengths)
     points: list[tuple[float, dict[str, float]]] = []
     for cap in caps:
@@ -92,7 +93,6 @@ def timed_on_cpu(config: RunConfig, needs: Any, lengths: Lengths | None) -> CpuT
             ends = Span(mean.low, (mean.middle + max(mean.middle, lengths.longest)) / 2, max(mean.high, lengths.longest))
         parts[part] = Span(at(part, ends.low), at(part, ends.middle), at(part, ends.high)).around(ERROR)
     cpu = parts.pop("cpu")
-    optimizer = _optimizer_seconds(config, shorts)
     passes = parts["passes"]
     share = min(1.0, optimizer / passes.middle) if passes.middle else 0.0
     parts = {
