@@ -97,7 +97,7 @@ class Ray:
                 roles=place.roles,
                 devices=place.devices,
                 engines=len(place.engines),
-                device={("gpu", "gpu"): "cuda", ("cpu", "cpu"): "cpu"}.get((place.kind, other.kind)),
+                device=None if place.kind != other.kind else "cuda" if place.kind == "gpu" else "cpu",
             )
             for place, other in zip(_placement(start, "gpu"), _placement(start, "cpu"), strict=True)
         ]

@@ -198,7 +198,7 @@ def test_the_table_fits_the_terminal(width):
 
     parts = {part: place * GB for place, part in enumerate(PARTS, start=1)}
     phases = [
-        Phase(SimpleNamespace(name="actor+reference", devices=8), name, parts, 0.9)
+        Phase(SimpleNamespace(name="actor+reference", devices=8, device=None), name, parts, 0.9)
         for name in ("models are loaded", "training")
     ]
     lines = Plan(phases, [NOTE], None, "cuda").lines(width)
