@@ -41,7 +41,10 @@ SHAPES: dict[str, tuple[int, tuple[str, ...]]] = {
         5,
         ("--algo", "rloo", *ONLINE, *REAL, "--train.batch-size", "2", "--rollout.n", "4", "--rollout.max-new-tokens", "24"),
     ),
-    "SmolLM2, SFT": (4, ("--algo", "sft", *REAL, "--train.batch-size", "8")),
+    "SmolLM2, SFT on 32 short rows": (
+        4,
+        ("--algo", "sft", "--actor.model", "SMOLLM2", "--data", str(DATA / "sums_answers.jsonl"), "--train.batch-size", "32"),
+    ),
     "tiny, DPO": (12, ("--algo", "dpo", "--actor.model", "quickstart", "--data", str(DATA / "sums_pairs.jsonl"))),
 }
 """Name → steps of the real run, and flags."""
