@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rlhf_host
-from rlhf_host import Reward, RunError, UserError
+from rlhf_host import LossTerm, Needs, Reward, RoleNeed, RunError, UserError, hookimpl
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -579,3 +580,52 @@ def test_sessions_on_ray(small, backend):
             session.sync()
             found[where].append(len(session.generate(["1+1="], n=2)[0]))
     assert found["ray"] == pytest.approx(found["here"], rel=1e-3)
+
+
+def test_calls_have_settings_of_their_own(small: dict[str, Any], tmp_path: Path):
+    """Sampling of one call, a loss without gradient, the optimizer's settings of one step, and weights without their optimizer."""
+    small["algo"] = OwnLoss()
+    with rlhf_host.trainable_session(**{name: value for name, value in small.items() if name != "data"}) as session:
+        (stopped,) = session.generate([[5, 6, 7]], n=8, max_new_tokens=20, stop_token_ids=list(range(3, 40)), top_k=50)
+        assert all(row.completion_ids[-1] < 40 or row.truncated for row in stopped)
+        with pytest.raises(UserError, match="generate has no argument 'top'"):
+            session.generate([[5]], top=1)
+        with pytest.raises(UserError, match="generate: top_p: "):
+            session.generate([[5]], top_p=2.0)
+        rows = [TrainingRow(prompt_ids=[5, 6], completion_ids=[7, 8, 9])]
+        loss = session.forward(rows)["loss/nll"]
+        with pytest.raises(UserError, match="no gradient waits"):
+            session.optim_step()
+        session.forward_backward(rows)
+        session.drop()
+        with pytest.raises(UserError, match="no gradient waits"):
+            session.optim_step()
+        assert session.forward_backward(rows)["loss"] == pytest.approx(loss, abs=1e-6)
+        for _ in range(2):
+            session.forward_backward(rows)
+            session.optim_step(lr=1e-2, betas=(0.5, 0.5), adam_eps=1e-3, weight_decay=0.1, max_grad_norm=0.0)
+        session.forward_backward(rows)
+        with pytest.raises(UserError, match="optim_step has no argument 'beta'"):
+            session.optim_step(beta=0.5)
+        optimizer = session._trainer.worker.roles["actor"].backend.optimizer
+        decays = {group["params"][0].dim(): group["weight_decay"] for group in optimizer.param_groups}
+        assert decays == {2: 0.1, 1: 0.0}
+        assert {(group["betas"], group["eps"]) for group in optimizer.param_groups} == {((0.5, 0.5), 1e-3)}
+        session.drop()
+        state, trained = session.save(tmp_path / "state"), session.forward(rows)["loss/nll"]
+        session.forward_backward(rows)
+        session.load(state, optimizer=False)
+        assert session.forward(rows)["loss/nll"] == trained
+        assert not session._trainer.worker.roles["actor"].backend.optimizer.state
+
+
+class OwnLoss:
+    """A session's own loss."""
+
+    @hookimpl
+    def needs(self) -> Needs:
+        return Needs(roles=(RoleNeed("actor", trainable=True),), rewards=False)
+
+    @hookimpl
+    def compute_loss(self, outputs: Any, batch: Any) -> list[LossTerm]:
+        return [LossTerm("nll", -outputs.logprobs)]

@@ -38,6 +38,7 @@ from rlhf_host.internals import (
 from rlhf_host.settings import merge_needs
 from rlhf_session.batches import BatchMaker, Weights, ratio_mode
 from rlhf_session.losses import Loss, spec_of
+from rlhf_session.optimizers import SAMPLING, changed, optimizer_of, set_optimizer
 from rlhf_session.rows import TrainingRow
 from rlhf_session.states import find_state, refuse_other, write_state
 
@@ -181,12 +182,14 @@ class TrainableSession:
         max_new_tokens: int | None = None,
         temperature: float | None = None,
         seed: int | None = None,
+        **sampling: Any,
     ) -> list[list[TrainingRow]]:
         """Returns ``n`` answers to each prompt, by the engine's weights.
 
         Args:
             prompts: texts, lists of chat messages, or lists of token ids.
             max_new_tokens: default: as configured; ``temperature`` too.
+            **sampling: other settings of ``rollout`` for this call: ``top_p``, ``top_k``, ``min_p``, ``stop``, ``stop_token_ids``.
             seed: fixes the samples; default: another one in every call. A call of the same number in the same step has the same.
 
         Raises ``UserError`` for prompts or settings that cannot be used.
@@ -195,8 +198,8 @@ class TrainableSession:
         for name, (number, low) in least.items():
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < low):
                 raise UserError(f"{name} is {number!r}, and should be a whole number from {low}")
-        rollout, data = self.config.rollout, self.config.data
-        sampling = Sampling(
+        rollout, data = changed(self.config.rollout, sampling, SAMPLING, "generate"), self.config.data
+        drawing = Sampling(
             max_new_tokens=max_new_tokens or rollout.max_new_tokens,
             temperature=rollout.temperature if temperature is None else temperature,
             top_p=rollout.top_p,
@@ -227,7 +230,7 @@ class TrainableSession:
             )
         )
         ids = [next(texts) if own is None else own for own in given]
-        work = generations(engine, ids, sampling, n, self._seed() if seed is None else seed)
+        work = generations(engine, ids, drawing, n, self._seed() if seed is None else seed)
         answers = self._loop.parts.events.run(work)
         return [
             [
@@ -237,7 +240,7 @@ class TrainableSession:
                     logprobs=None if answer.logprobs is None else list(answer.logprobs),
                     group=f"{self.step}.{self._asked[1]}.{prompt}",
                     version=self.version,
-                    temperature=sampling.temperature,
+                    temperature=drawing.temperature,
                     truncated=answer.finish_reason == "length",
                     text=str(self.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)),
                 )
@@ -331,12 +334,22 @@ class TrainableSession:
                     self._drop()
 
     @call
-    def optim_step(self, *, lr: float | None = None, role: str = "actor") -> dict[str, float]:
+    def forward(self, rows: Experience | Iterable[TrainingRow | Trajectory]) -> dict[str, float]:
+        """Returns the metrics of a batch by the trainer's weights and the session's own loss. No gradient is computed, and those
+        that wait stay. Arguments and errors as of ``forward_backward``.
+        """
+        batch = rows if isinstance(rows, Experience) else self._batches.make(rows, self.manager, None, self._weights)
+        return dict(self._trainer.evaluate(batch).result())
+
+    @call
+    def optim_step(self, *, lr: float | None = None, role: str = "actor", **optimizer: Any) -> dict[str, float]:
         """Clips the gradients that wait and takes a step of every role that has some; returns its metrics. Plugins that adjust
         something after each step do so, by all metrics since the one before.
 
         Args:
             lr: the role's peak learning rate, from this step on.
+            **optimizer: other settings of the role, from this step on: ``betas``, ``adam_eps``, ``weight_decay``,
+                ``max_grad_norm``. In this process and with the backend ``torch`` only; a state does not keep them.
 
         Raises:
             UserError: no gradient waits, or the rate or the role cannot be used.
@@ -349,6 +362,8 @@ class TrainableSession:
             raise UserError(f"optim_step: lr is {lr!r}, and should be a finite number from 0")
         if not self._waiting:
             raise UserError("no gradient waits for optim_step: call forward_backward first; one that failed drops what waited")
+        if optimizer:
+            set_optimizer(self._trainer, role, optimizer)
         if lr is not None:
             self._trainer.adjust(role, lr=lr)
             progress.rates[role] = float(lr)  # which a state keeps
@@ -365,6 +380,11 @@ class TrainableSession:
         self._measured = {}
         self._warn_of_end()
         return metrics
+
+    @call
+    def drop(self) -> None:
+        """Drops the gradients that wait for ``optim_step``."""
+        self._drop()
 
     @call
     def gradient(
@@ -450,15 +470,19 @@ class TrainableSession:
         return write_state(self._loop, Path(path).expanduser())
 
     @call
-    def load(self, path: str | Path) -> None:
+    def load(self, path: str | Path, *, optimizer: bool = True) -> None:
         """Goes on from a saved state: models are loaded anew.
 
         Args:
             path: what ``save`` returned, or a directory of ``save``, whose state that was saved last is taken.
+            optimizer: False: only the weights, with new optimizers. In this process and with the backend ``torch`` only.
 
         Raises ``UserError`` for a state that is not there, or of another model or other roles; then nothing has changed.
         """
         state = find_state(Path(path).expanduser())
+        for need in self._needs.roles if not optimizer else ():
+            if need.trainable:
+                optimizer_of(self._trainer, need.name)
         with Scratch("rlhf-session-", gettempdir()) as one:  # in which this state is the newest
             (one / "checkpoints").mkdir()
             (one / "checkpoints" / state.name).symlink_to(state, target_is_directory=True)
@@ -469,6 +493,11 @@ class TrainableSession:
                 shutil.copy2(ledger, self.run_dir)
             try:
                 self.open(one)
+                for need in self._needs.roles if not optimizer else ():
+                    if need.trainable:
+                        backend, _ = optimizer_of(self._trainer, need.name)
+                        backend.optimizer.state.clear()
+                        backend.updates = 0
             except BaseException:
                 self._ended = "the session ended when load failed: start another"
                 self._stack.close()
