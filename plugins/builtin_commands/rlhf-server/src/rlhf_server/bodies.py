@@ -48,24 +48,28 @@ class Bodies:
         digest, short = hashlib.blake2b(digest_size=16), bytearray()
         parser: Process | None = None
         async with contextlib.AsyncExitStack() as held:
-            try:
-                async with asyncio.timeout(ARRIVAL_S):
-                    async for piece in _pieces(request, most):
-                        digest.update(piece)
-                        short += piece if parser is None else b""
-                        if len(short) > SHORT:
-                            parser = await held.enter_async_context(self._parser())
-                            piece, short = bytes(short), bytearray()
-                        if parser is not None:
-                            await _feed(parser, piece)
-            except TimeoutError as error:
-                told = f"the body did not arrive in {ARRIVAL_S:g} s"
-                raise ApiError(408, told, "timeout", retry=True) from error
+            async with _arriving():
+                async for piece in _pieces(request, most):
+                    digest.update(piece)
+                    short += piece if parser is None else b""
+                    if len(short) > SHORT:
+                        parser = await held.enter_async_context(self._parser())
+                        piece, short = bytes(short), bytearray()
+                    if parser is not None:
+                        await _feed(parser, piece)
             try:
                 value = json_reader.read_object(bytes(short)) if parser is None else await _read_result(parser)
             except ValueError as error:
                 raise invalid("body", f"JSON: {' '.join(str(error).split())}") from error
         return Body(value, digest.digest(), parser is not None)
+
+    async def read_bytes(self, request: web.Request, most: int) -> bytes:
+        """Reads a body that is not JSON. Raises ``ApiError`` if it has more than ``most`` bytes, or does not arrive."""
+        body = bytearray()
+        async with _arriving():
+            async for piece in _pieces(request, most):
+                body += piece
+        return bytes(body)
 
     @contextlib.asynccontextmanager
     async def _parser(self) -> AsyncIterator[Process]:
@@ -82,6 +86,16 @@ class Bodies:
                 with contextlib.suppress(ProcessLookupError):
                     parser.kill()
                 await parser.wait()
+
+
+@contextlib.asynccontextmanager
+async def _arriving() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(ARRIVAL_S):
+            yield
+    except TimeoutError as error:
+        told = f"the body did not arrive in {ARRIVAL_S:g} s"
+        raise ApiError(408, told, "timeout", retry=True) from error
 
 
 async def _pieces(request: web.Request, most: int) -> AsyncIterator[bytes]:

@@ -99,6 +99,10 @@ class HttpServer:
         """Returns the body, within the limit of its route: see ``Bodies.read``."""
         return await self._bodies.read(request, self._most[request.match_info.route])
 
+    async def bytes_of(self, request: web.Request) -> bytes:
+        """Returns a body that is not JSON, within the limit of its route. Raises ``ApiError`` if it does not arrive."""
+        return await self._bodies.read_bytes(request, self._most[request.match_info.route])
+
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
