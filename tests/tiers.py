@@ -328,6 +328,7 @@ SLOW = {
         r"run\[(?!rloo)|ratios|everything_installed|last_layer|that_sampled",
         "X-rays with everything installed, of runs, of adapters and of later updates; pushes and one gradient at every change",
     ),
+    "plugins/builtin_commands/rlhf-tinker/tests/test_server.py": ("killed_server", "a server that is killed, and two more"),
     "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
     "tests/cli/test_samples.py": ("prompts_of_the_run", "trajectories of an algorithm that writes prompts, scored again"),
     "tests/distributed/vllm/test_vllm.py": (r"before_the_first_sync\[untied\]", "a second kind of model"),

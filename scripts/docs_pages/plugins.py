@@ -48,6 +48,7 @@ OTHER_GUIDES = {
     "rlhf-server": "serving.md",
     "rlhf-session": "python.md",
     "rlhf-sweep": "runs.md",
+    "rlhf-tinker": "serving.md",
     "rlhf-translate": "coming-from.md",
     "rlhf-xray": "choosing.md",
     "rlhf-kernels": "engines.md",
