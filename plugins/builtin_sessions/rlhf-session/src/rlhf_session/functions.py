@@ -10,7 +10,8 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
 from rlhf_host import Scratch, Task, UserError
-from rlhf_host.internals import Inputs, PluginManager, TaskSet, check_inputs, load_tokenizer, locked, read_inputs
+from rlhf_host.batches import TaskSet
+from rlhf_host.internals import Inputs, PluginManager, check_inputs, load_tokenizer, locked, read_inputs
 from rlhf_host.sampling import Arguments, configured, in_arguments, speaking
 from rlhf_host.settings import TrainConfig, check, merge_needs
 
