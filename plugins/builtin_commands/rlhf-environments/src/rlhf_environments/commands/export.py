@@ -19,8 +19,8 @@ START = {
     "as": "openenv: a server; verifiers: a package that it loads; nemo-gym: a server, or a folder with --output",
     "data": "PATH[@WEIGHT]: the tasks: a file, directory, hub name or task plugin; repeatable",
     "reward": "[ALIAS=]NAME: what scores the answers; repeatable; not needed where the agent gives its own reward",
-    "output": "DIR: where the package or the folder is written; it must not exist",
-    "force": "write into a folder that exists, over its files",
+    "output": "DIR: where the package or the folder is written",
+    "force": "replace a folder that this command wrote",
     "name": "what the environment is called (default: NAME)",
     "host": "the address of a server (default 127.0.0.1: this machine alone)",
     "port": "the port of a server; 0: any free one (int, default 8000)",
@@ -76,7 +76,7 @@ def export(line: CommandLine) -> None:
         if output is not None:
             from rlhf_environments.written import write
 
-            write(form, environment, Path(output), name, force="force" in line.own)
+            write(form, environment, config, Path(output), name, force="force" in line.own, limits=limits)
             return
         _serve(form, environment, name, line.value("host") or "127.0.0.1", 8000 if port is None else port)
 
@@ -91,8 +91,10 @@ def _refuse_mixed(form: str, output: str | None, port: int | None, line: Command
         raise UserError("--as nemo-gym: add --output DIR to write a folder for NeMo Gym, or --port to serve its protocol here")
     if output is not None and (served := [name for name in ("port", "host") if name in line.own]):
         raise UserError(f"--output writes, and --{served[0]} serves: give one of them")
-    if output is not None and "force" not in line.own and Path(output).exists():
-        raise UserError(f"--output {output}: it exists already: choose another folder, or add --force to write over its files")
+    if output is not None:
+        from rlhf_environments.written import refuse_existing
+
+        refuse_existing(Path(output).expanduser(), "force" in line.own)
 
 
 def _with_agent(line: CommandLine) -> Any:

@@ -1,0 +1,122 @@
+"""What ``rlhf env export`` writes: a package for verifiers, or a folder for NeMo Gym, with all that it needs of settings and data."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhf_host import UserError, __version__
+from rlhf_host.commands import new_directory
+from rlhf_host.settings import RunConfig, write_yaml
+from rlhf_environments.opening import Opened
+
+SECTIONS = ("agent", "agents", "data", "reward", "rollout", "seed")
+"""Settings that an environment is made of."""
+_FILE = re.compile(r"(?P<file>.+?\.\w+)(?P<rest>:[\w,.]+)?")
+
+
+def write(form: str, opened: Opened, config: RunConfig, folder: Path, name: str, *, force: bool, limits: Mapping[str, Any]) -> None:
+    """Writes the folder. Raises ``UserError`` for a name that no module can have."""
+    module = re.sub(r"\W", "_", name.lower())
+    if not module.isidentifier():
+        raise UserError(f"--name {name}: a module cannot be called {module!r}: give another name")
+    folder = folder.expanduser().resolve()
+    refuse_existing(folder, force)
+    first = opened.session.run(_first(opened))
+    with new_directory(folder) as made:
+        write_form = _verifiers if form == "verifiers" else _gym
+        inner = write_form(made, name, module, first, opened)
+        copied = _settings(config, inner)
+        own = {"python": sys.executable, "rlhf_host": __version__}
+        _text(inner / "exported.json", json.dumps(own, indent=2) + "\n")
+        _text(inner / "limits.json", json.dumps(dict(limits)) + "\n")
+        shutil.copyfile(str(files("rlhf_environments") / "player_client.py"), inner / "player_client.py")
+    for place in copied:
+        click.echo(f"copied {place}", err=True)
+
+
+def refuse_existing(folder: Path, force: bool) -> None:
+    """Raises ``UserError`` for a place where something is that must not be replaced."""
+    if not (folder.exists() or folder.is_symlink()):
+        return
+    if not force:
+        raise UserError(f"--output {folder}: it exists already: choose another folder, or add --force to replace it")
+    if not [*folder.glob("exported.json"), *folder.glob("*/exported.json")]:
+        raise UserError(f"--output {folder}: it was not written by rlhf env export, so --force does not replace it")
+
+
+async def _first(opened: Opened) -> Any:
+    """Returns what the first task's episode shows first."""
+    play, question = await opened.environment.start(0)
+    await play.close()
+    return question
+
+
+def _verifiers(folder: Path, name: str, module: str, first: Any, opened: Opened) -> Path:
+    inner = folder / module
+    inner.mkdir()
+    names = {"name": name, "module": module, "has_tools": bool(first.tools)}
+    _text(inner / "__init__.py", _template("verifiers.txt", **names))
+    _text(inner / "tools.py", _template("verifiers_tools.txt", **names))
+    _text(folder / "pyproject.toml", _template("verifiers_pyproject.txt", distribution=module.replace("_", "-"), **names))
+    _text(folder / "README.md", _template("verifiers_readme.txt", tasks=len(opened.environment.tasks), **names))
+    return inner
+
+
+def _gym(folder: Path, name: str, module: str, first: Any, opened: Opened) -> Path:
+    raise UserError("--as nemo-gym --output: not yet")
+
+
+def _template(file: str, **names: Any) -> str:
+    """Returns a template's text, in which ``@name@`` stands for a value."""
+    text = (files("rlhf_environments") / "templates" / file).read_text(encoding="utf-8")
+    return re.sub(r"@(\w+)@", lambda found: str(names[found[1]]), text)
+
+
+def _settings(config: RunConfig, folder: Path) -> list[str]:
+    """Writes the settings, and copies the files that they name. Returns those."""
+    given = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    kept = {key: given[key] for key in SECTIONS if key in given}
+    copied: dict[str, str] = {}
+    (folder / "environment.yaml").write_bytes(write_yaml(_moved(kept, folder, copied)).encode())
+    return [*copied]
+
+
+def _moved(value: Any, folder: Path, copied: dict[str, str]) -> Any:
+    """Returns settings in which files are those of the folder."""
+    if isinstance(value, Mapping):
+        return {key: _moved(item, folder, copied) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, folder, copied) for item in value]
+    for path, rest in _paths(value):
+        if path.exists():
+            place = str(path.resolve())
+            if place not in copied:
+                copied[place] = f"files/{len(copied)}/{path.name}"
+                target = folder / copied[place]
+                target.parent.mkdir(parents=True)
+                shutil.copytree(path, target) if path.is_dir() else shutil.copyfile(path, target)
+            return copied[place] + rest
+    return value
+
+
+def _paths(value: Any) -> Iterator[tuple[Path, str]]:
+    """Yields the file that a setting may name, and what follows its name: ``tools.py:add``."""
+    if not isinstance(value, str) or not value or "\n" in value:
+        return
+    if "/" in value or "." in value:
+        yield Path(value).expanduser(), ""
+    if found := _FILE.fullmatch(value):
+        yield Path(found["file"]).expanduser(), found["rest"] or ""
+
+
+def _text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
