@@ -42,6 +42,7 @@ GUIDES = {
 OTHER_GUIDES = {
     "rlhf-host": "getting-started.md",
     "rlhf-authoring": "plugins/index.md",
+    "rlhf-environments": "agents.md",
     "rlhf-plan": "sizing.md",
     "rlhf-runs": "runs.md",
     "rlhf-samples": "python.md",

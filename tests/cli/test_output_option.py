@@ -12,6 +12,7 @@ from rlhf_host.cli.configured import SettingsCommand
 from rlhf_host.cli.main import main
 
 WRITES = {
+    "env export",
     "eval",
     "export",
     "generate",
@@ -35,6 +36,8 @@ OTHERS = {
     "data clear",
     "data show",
     "doctor",
+    "env add",
+    "env list",
     "episodes",
     "plan",
     "plugins",

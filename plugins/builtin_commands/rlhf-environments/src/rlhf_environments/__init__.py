@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rlhf_environments.playing import Environment as Environment
     from rlhf_environments.playing import Play as Play
     from rlhf_environments.playing import Result as Result
-    from rlhf_environments.text_policy import Answer as Answer
-    from rlhf_environments.text_policy import Question as Question
-    from rlhf_environments.text_policy import text_policy as text_policy
+    from rlhf_environments.policy import Answer as Answer
+    from rlhf_environments.policy import Question as Question
+    from rlhf_environments.policy import text_policy as text_policy
 
 __getattr__, __dir__, __all__ = lazily(__name__)

@@ -1,8 +1,8 @@
 """An environment as a server of OpenEnv: a WebSocket for each episode, tools as those of MCP.
 
 ``reset`` takes ``task`` (an index), ``seed`` and ``sample``; ``step`` an answer: ``message``, and ``tool_calls`` and ``truncated``
-if there are any. An observation has what is new as ``text``, the whole conversation as ``messages``, and ``tools``. The reward comes
-with the end of an episode; what fails is an error, never a reward.
+if there are any. An observation has what is new as ``text``, the whole conversation as ``messages``, and ``tools``. The reward
+comes with the end of an episode; what fails is an error, never a reward.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlhf_environments.playing import Environment, Play, Result
-from rlhf_environments.serving import BODY_BYTES, Invalid, answer_of, failure, of_this_machine, text_of, turn_told
-from rlhf_environments.text_policy import Answer, Question
 from rlhf_server import ApiError, HttpServer, Route
+
+from rlhf_environments.playing import Environment, Play, Result
+from rlhf_environments.policy import Answer, Question
+from rlhf_environments.serving import BODY_BYTES, Invalid, answer_of, failure, of_this_machine, text_of, turn_told
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -173,7 +174,10 @@ class OpenEnvServer:
         await self._http.close()
 
     def _routes(self) -> Iterator[Route]:
-        described = {"name": self.name, "description": f"{self.name}: {len(self.environment.tasks)} tasks, exported from rlhf-host"}
+        described = {
+            "name": self.name,
+            "description": f"{self.name}: {len(self.environment.tasks)} tasks, exported from rlhf-host",
+        }
         yield Route("GET", "/ws", self._socket, of_this_machine)
         yield Route("GET", "/health", _says({"status": "healthy"}))
         yield Route("GET", "/metadata", _says(described))

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlhf_environments.playing import Environment
+from rlhf_environments.policy import MOST_TOKENS, TextEpisodes
+from rlhf_environments.text_tokens import text_tokenizer
 from rlhf_host import AgentNeeds, Needs, Sampling, Task, UserError
 from rlhf_host.installed import discover, load
 from rlhf_host.internals import EpisodeSettings, load_tasks
 from rlhf_host.sampling import scoring_refusals, session
 from rlhf_host.settings import RunConfig, merge_needs, resolve
-from rlhf_environments.playing import Environment
-from rlhf_environments.text_policy import MOST_TOKENS, TextEpisodes
-from rlhf_environments.text_tokens import text_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,10 @@ def opened(config: RunConfig, origins: Any = None, *, most: int = 256, idle_s: f
         if pictured := next((task for task in tasks if task.images), None):
             raise UserError(f"{pictured.source}, row {pictured.index + 1} has pictures, and only texts can be exported")
         settings = EpisodeSettings(
-            sampling=Sampling(max_new_tokens=MOST_TOKENS), max_tokens=MOST_TOKENS, data=run.config.data, rollout=run.config.rollout
+            sampling=Sampling(max_new_tokens=MOST_TOKENS),
+            max_tokens=MOST_TOKENS,
+            data=run.config.data,
+            rollout=run.config.rollout,
         )
         with session(run.config, manager, needs=Needs(), tokenizer=tokenizer) as running:
             episodes = TextEpisodes.of(manager, settings)

@@ -11,11 +11,12 @@ import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlhf_server import ApiError, HttpServer, Route
+
 from rlhf_environments.opening import prompt_messages
 from rlhf_environments.playing import Environment, Result
 from rlhf_environments.replaying import Judged
 from rlhf_environments.serving import BODY_BYTES, Invalid, failure, turn_told
-from rlhf_server import ApiError, HttpServer, Route
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -40,7 +41,9 @@ class PlayServer:
 
     async def start(self, host: str, port: int) -> None:
         asked = {"start": self._start, "replay": self._replay, "call": self._call, "close": self._close, "tasks": self._tasks}
-        await self._http.start(host, port, [Route("POST", f"/{name}", self._answers(ask), self._admit, BODY_BYTES) for name, ask in asked.items()])
+        await self._http.start(
+            host, port, [Route("POST", f"/{name}", self._answers(ask), self._admit, BODY_BYTES) for name, ask in asked.items()]
+        )
 
     async def close(self) -> None:
         await self._http.close()

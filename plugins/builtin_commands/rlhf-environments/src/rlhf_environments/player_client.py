@@ -62,11 +62,11 @@ class Player:
                 self._at = self._start()
             return self._at
 
-    async def ask(self, name: str, **body: Any) -> dict[str, Any]:
+    async def ask(self, name: str, /, **body: Any) -> dict[str, Any]:
         """Returns an answer of the environment. Raises ``PlayError``."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self.ask_now(name, **body))
 
-    def ask_now(self, name: str, **body: Any) -> dict[str, Any]:
+    def ask_now(self, name: str, /, **body: Any) -> dict[str, Any]:
         """Does the same, and waits."""
         at = self.address
         sent = json.dumps(body).encode()
@@ -78,7 +78,9 @@ class Player:
                 return told
         except urllib.error.HTTPError as error:
             problem = json.loads(error.read()).get("error", {})
-            raise PlayError(problem.get("message", str(error)), problem.get("kind", "failed"), problem.get("retry", False)) from None
+            raise PlayError(
+                problem.get("message", str(error)), problem.get("kind", "failed"), problem.get("retry", False)
+            ) from None
         except (OSError, ValueError) as error:
             raise PlayError(f"the environment's process does not answer: {error}", retry=True) from error
 
@@ -106,10 +108,16 @@ class Player:
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
         except OSError as error:
-            raise PlayError(f"{command[0]} cannot be started: {error.strerror}: set RLHF_PYTHON to a Python with rlhf-environments") from error
+            raise PlayError(
+                f"{command[0]} cannot be started: {error.strerror}: set RLHF_PYTHON to a Python with rlhf-environments"
+            ) from error
         assert process.stdout is not None
         line = process.stdout.readline()
-        told = json.loads(line) if line.startswith(b"{") else {"error": f"{' '.join(command)} ended with exit code {process.wait()}"}
+        told = (
+            json.loads(line)
+            if line.startswith(b"{")
+            else {"error": f"{' '.join(command)} ended with exit code {process.wait()}"}
+        )
         if "error" in told:
             raise PlayError(f"{told['error']} (RLHF_PYTHON names a Python with rlhf-environments)")
         self._process = process

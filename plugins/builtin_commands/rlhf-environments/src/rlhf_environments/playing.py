@@ -1,4 +1,4 @@
-"""Episodes of an agent that somebody outside plays: what the policy is asked comes out, its answers go in, and a reward at the end."""
+"""Episodes that somebody outside plays: what the policy is asked comes out, its answers go in, and a reward at the end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rlhf_environments.policy import Answer, Question, TextEpisodes
+from rlhf_environments.text_tokens import text_tokenizer
 from rlhf_host import Episode, EpisodeFailed, ScoreContext, Task, Trajectory, UserError
 from rlhf_host.internals import PluginManager, episode_seed, judges, score_group
 from rlhf_host.settings import RunConfig
-from rlhf_environments.text_policy import Answer, Question, TextEpisodes
-from rlhf_environments.text_tokens import text_tokenizer
 
 MOST_SEED = 1 << 63
 
@@ -182,7 +182,9 @@ def _result(rows: Sequence[Trajectory]) -> Result:
     final = [row for row in rows if row.final]
     if len(final) > 1:
         roles = ", ".join(row.role or "the policy" for row in final)
-        raise EpisodeFailed(f"the episode has {len(final)} answers that are judged ({roles}), and one reward stands for one of them")
+        raise EpisodeFailed(
+            f"the episode has {len(final)} answers that are judged ({roles}), and one reward stands for one of them"
+        )
     [row] = final
     if row.reward is None:
         raise EpisodeFailed(f"no reward could be given: {row.unjudged_reason}")

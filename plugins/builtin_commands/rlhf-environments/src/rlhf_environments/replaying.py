@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_host import EpisodeFailed
 from rlhf_environments.playing import Play, Result
+from rlhf_environments.policy import Answer, Question
 from rlhf_environments.serving import text_of
-from rlhf_environments.text_policy import Answer, Question
+from rlhf_host import EpisodeFailed
 
 OVER = "The episode is over: no more calls are run."
 
@@ -30,7 +30,7 @@ class Judged:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Runs a tool in the trial; returns its result. Raises ``EpisodeFailed`` where the episode fails."""
         if self._trial is None:
-            self._trial, turn = await self.play.environment.again(self.play)
+            self._trial, _ = await self.play.environment.again(self.play)
             for answer in self.play.answers:
                 await self._trial.answer(answer)
         if self._trial.over:
@@ -68,7 +68,9 @@ class Judged:
             results = [text_of(one.get("content")) for one in messages[number + 1 : end] if one.get("role") == "tool"]
             here = [text_of(one.get("content")) for one in told.new if one["role"] == "tool"]
             if results != here and not last:
-                raise EpisodeFailed(f"in the replay tools gave {here!r:.200}, and before {results!r:.200}: it is not the same twice")
+                raise EpisodeFailed(
+                    f"in the replay tools gave {here!r:.200}, and before {results!r:.200}: it is not the same twice"
+                )
             if told.answers != len(self.play.answers):
                 raise EpisodeFailed("the agent begins another conversation, and the other side has one")
             self.turn = told

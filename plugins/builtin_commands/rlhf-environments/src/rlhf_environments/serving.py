@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlhf_host import EpisodeFailed, RunError, UserError
+from rlhf_server import ApiError
+
 from rlhf_environments.opening import Opened
 from rlhf_environments.playing import Full, Result
-from rlhf_environments.text_policy import Answer, Question
-from rlhf_server import ApiError
+from rlhf_environments.policy import Answer, Question
+from rlhf_host import EpisodeFailed, RunError, UserError
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -1,8 +1,8 @@
 """Conversations as tokens without a model: a token for each byte of what is said, and others for all that is around it.
 
 The host plays episodes with tokens. Here a conversation becomes tokens, and the same conversation again, whatever its texts are.
-What is said is made of the tokens 0 to 255, one for each byte of UTF-8, so rewards read the texts as they are. Roles, calls of tools
-and ends of messages are made of other tokens, which no text can contain and which decoding leaves out.
+What is said is made of the tokens 0 to 255, one for each byte of UTF-8, so rewards read the texts as they are. Roles, calls of
+tools and ends of messages are made of other tokens, which no text can contain and which decoding leaves out.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def calls_of(told: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ...], t
                 problems.append(f"the arguments of {name} are no JSON: {error}")
                 continue
         if not isinstance(name, str) or not isinstance(arguments, Mapping):
-            problems.append(f"{json.dumps(call, ensure_ascii=False, default=str)[:200]} has no name, or arguments that are no object")
+            problems.append(
+                f"{json.dumps(call, ensure_ascii=False, default=str)[:200]} has no name, or arguments that are no object"
+            )
             continue
         calls.append(ToolCall(name, dict(arguments), str(call.get("id") or "")))
     return tuple(calls), tuple(problems)

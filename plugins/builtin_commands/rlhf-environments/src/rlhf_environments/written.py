@@ -1,4 +1,4 @@
-"""What ``rlhf env export`` writes: a package for verifiers, or a folder for NeMo Gym, with all that it needs of settings and data."""
+"""What ``rlhf env export`` writes: a package for verifiers, or a folder for NeMo Gym, with the settings and data that it needs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typing import Any
 
 import click
 
+from rlhf_environments.opening import Opened
 from rlhf_host import UserError, __version__
 from rlhf_host.commands import new_directory
 from rlhf_host.settings import RunConfig, write_yaml
-from rlhf_environments.opening import Opened
 
 SECTIONS = ("agent", "agents", "data", "reward", "rollout", "seed")
 """Settings that an environment is made of."""
 _FILE = re.compile(r"(?P<file>.+?\.\w+)(?P<rest>:[\w,.]+)?")
 
 
-def write(form: str, opened: Opened, config: RunConfig, folder: Path, name: str, *, force: bool, limits: Mapping[str, Any]) -> None:
+def write(
+    form: str, opened: Opened, config: RunConfig, folder: Path, name: str, *, force: bool, limits: Mapping[str, Any]
+) -> None:
     """Writes the folder. Raises ``UserError`` for a name that no module can have."""
     module = re.sub(r"\W", "_", name.lower())
     if not module.isidentifier():
@@ -72,7 +74,26 @@ def _verifiers(folder: Path, name: str, module: str, first: Any, opened: Opened)
 
 
 def _gym(folder: Path, name: str, module: str, first: Any, opened: Opened) -> Path:
-    raise UserError("--as nemo-gym --output: not yet")
+    inner, agent = folder / "resources_servers" / module, folder / "responses_api_agents" / f"{module}_agent"
+    for made in (inner / "configs", inner / "data", agent):
+        made.mkdir(parents=True)
+    names = {"name": name, "module": module, "tasks": len(opened.environment.tasks)}
+    _text(inner / "app.py", _template("gym_app.txt", **names))
+    _text(agent / "app.py", _template("gym_agent.txt", **names))
+    for place in (inner, agent):
+        _text(place / "requirements.txt", "nemo-gym>=0.4,<0.5\n")
+    _text(inner / "configs" / f"{module}.yaml", _template("gym_config.txt", **names))
+    _text(folder / "README.md", _template("gym_readme.txt", **names))
+    lines = opened.session.run(_rows(opened))
+    _text(inner / "data" / "rows.jsonl", "".join(f"{line}\n" for line in lines))
+    shutil.copyfile(str(files("rlhf_environments") / "responses.py"), inner / "responses.py")
+    return inner
+
+
+async def _rows(opened: Opened) -> list[str]:
+    from rlhf_environments.gym import rows
+
+    return [json.dumps(row, ensure_ascii=False) async for row in rows(opened.environment)]
 
 
 def _template(file: str, **names: Any) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlhf_host import Episode, EpisodeFailed, Generation, Message, Policy, Sampling, Task, Trajectory
-from rlhf_host.internals import Episodes, EpisodePolicy, EpisodeSettings, Gate, PluginManager, SampledModel
 from rlhf_environments.text_tokens import VOCABULARY, TextCodec, message_tokens, messages_of, text_tokenizer
+from rlhf_host import Episode, EpisodeFailed, Generation, Message, Policy, Sampling, Task, Trajectory
+from rlhf_host.internals import EpisodePolicy, Episodes, EpisodeSettings, Gate, PluginManager, SampledModel
 
 MOST_TOKENS = 1 << 30
 """Longest conversation, in bytes."""
@@ -73,7 +73,9 @@ class _Asked:
         try:
             messages = messages_of(token_ids)
         except ValueError as error:
-            raise EpisodeFailed("the agent asks the policy with tokens of its own, and the other side has only texts") from error
+            raise EpisodeFailed(
+                "the agent asks the policy with tokens of its own, and the other side has only texts"
+            ) from error
         tools = messages.pop(0)["tools"] if messages and "tools" in messages[0] else ()
         answer = await self.ask(Question(_with_their_ids(messages), tools))
         ids = message_tokens(answer.message)
@@ -126,7 +128,9 @@ def text_policy(episode: Episode, ask: Ask, settings: EpisodeSettings | None = N
 
     Texts of its trajectories can be read as in a run. Numbers of tokens are numbers of bytes, and log-probabilities are 0.
     """
-    chosen = EpisodeSettings(sampling=Sampling(max_new_tokens=MOST_TOKENS), max_tokens=MOST_TOKENS) if settings is None else settings
+    chosen = (
+        EpisodeSettings(sampling=Sampling(max_new_tokens=MOST_TOKENS), max_tokens=MOST_TOKENS) if settings is None else settings
+    )
     episodes = TextEpisodes.of(PluginManager([]), chosen).answered_by(ask)
     return EpisodePolicy(episode, episodes)
 

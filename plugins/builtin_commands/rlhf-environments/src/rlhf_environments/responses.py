@@ -1,0 +1,61 @@
+"""Outputs of the Responses API, as NeMo Gym sends them, as messages, and tasks as its rows. It needs the standard library alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TASK, SEED, SAMPLE = "rlhf_task", "rlhf_seed", "rlhf_sample"
+"""Keys of a row: index of the task, and where an episode's random numbers come from if they are fixed."""
+
+
+def messages_of_output(output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns items as messages of OpenAI's chat completions: what the policy said up to a tool's result is one message.
+
+    Raises ``ValueError`` for an item that is not known.
+    """
+    messages: list[dict[str, Any]] = []
+    for item in output:
+        kind = item.get("type", "message")
+        if kind == "function_call_output":
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"))})
+        elif kind == "message" and item.get("role") != "assistant":
+            messages.append({"role": str(item.get("role")), "content": _text(item.get("content"))})
+        elif kind in ("message", "function_call", "reasoning"):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            last = messages[-1]
+            if kind == "message":
+                last["content"] += _text(item.get("content"))
+            elif kind == "function_call":
+                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+                last.setdefault("tool_calls", []).append({"id": item.get("call_id"), "type": "function", "function": function})
+        else:
+            raise ValueError(f"an output of the type {kind!r} cannot be judged")
+    return messages
+
+
+def truncated(response: Mapping[str, Any]) -> bool:
+    """Returns True if the last answer was cut at its limit."""
+    return bool(response.get("incomplete_details")) or response.get("status") == "incomplete"
+
+
+def row_of(task: int, turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row of a task whose episode begins with this turn."""
+    functions = [tool.get("function", tool) for tool in turn["tools"]]
+    tools = [
+        {
+            "type": "function",
+            "name": function["name"],
+            "description": function.get("description", ""),
+            "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+            "strict": False,
+        }
+        for function in functions
+    ]
+    inputs = [{"role": message["role"], "content": _text(message.get("content"))} for message in turn["messages"]]
+    return {"responses_create_params": {"input": inputs, **({"tools": tools} if tools else {})}, TASK: task}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content or ())
