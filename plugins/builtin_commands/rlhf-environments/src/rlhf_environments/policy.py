@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from rlhf_environments.text_tokens import VOCABULARY, TextCodec, message_tokens, messages_of, text_tokenizer
 from rlhf_host import Episode, EpisodeFailed, Generation, Message, Policy, Sampling, Task, Trajectory
-from rlhf_host.internals import EpisodePolicy, Episodes, EpisodeSettings, Gate, PluginManager, SampledModel
+from rlhf_host.internals import EpisodePolicy, Episodes, EpisodeSettings, Gate, Numbers, PluginManager, SampledModel
 
 MOST_TOKENS = 1 << 30
 """Longest conversation, in bytes."""
@@ -59,27 +59,11 @@ class Answer:
 Ask = Callable[[Question], Awaitable[Answer]]
 
 
-@dataclass(slots=True)
-class _Asked:
-    """The engine of one episode: what it is asked in tokens, somebody answers in text."""
-
-    ask: Ask
-    counted: int = field(default=0)
+class _NoEngine:
+    """Stands for the engine: episodes announce themselves to it, and nothing is generated here."""
 
     def expect(self, number: int) -> None:
         """Waits for nobody: there are no batches."""
-
-    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: Any) -> Generation:
-        try:
-            messages = messages_of(token_ids)
-        except ValueError as error:
-            raise EpisodeFailed(
-                "the agent asks the policy with tokens of its own, and the other side has only texts"
-            ) from error
-        tools = messages.pop(0)["tools"] if messages and "tools" in messages[0] else ()
-        answer = await self.ask(Question(_with_their_ids(messages), tools))
-        ids = message_tokens(answer.message)
-        return Generation(ids, [0.0] * len(ids), [0] * len(ids), "length" if answer.truncated else "stop")
 
 
 def _with_their_ids(messages: Sequence[Message]) -> list[Message]:
@@ -99,23 +83,38 @@ def _with_their_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 class TextEpisodes(Episodes):
-    """The host's episodes, with texts for a policy."""
+    """The host's episodes, with somebody who is asked for a policy."""
+
+    ask: Ask
 
     @classmethod
     def of(cls, manager: PluginManager, settings: EpisodeSettings) -> TextEpisodes:
-        model = SampledModel(
-            engine=Gate(_Asked(_nobody)), tokenizer=text_tokenizer(), engine_name="the other side", vocabulary=VOCABULARY
-        )
+        engine = Gate(cast(Any, _NoEngine()))
+        model = SampledModel(engine=engine, tokenizer=text_tokenizer(), engine_name="the other side", vocabulary=VOCABULARY)
         sampling = replace(settings.sampling, max_new_tokens=MOST_TOKENS)
         return cls(manager, model, replace(settings, sampling=sampling, max_tokens=MOST_TOKENS))
 
     def codec_of(self, task: Task) -> TextCodec:  # type: ignore[override]
         return TextCodec(self.settings.data.system_prompt)
 
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: Any) -> Generation:
+        """Returns what the other side answers. Raises ``EpisodeFailed`` for tokens that are no conversation."""
+        try:
+            messages = messages_of(token_ids)
+        except ValueError as error:
+            raise EpisodeFailed(
+                "the agent asks the policy with tokens of its own, and the other side has only texts"
+            ) from error
+        tools = messages.pop(0)["tools"] if messages and "tools" in messages[0] else ()
+        answer = await self.ask(Question(_with_their_ids(messages), tools))
+        ids = message_tokens(answer.message)
+        reason = "length" if answer.truncated else "stop"
+        return Generation(Numbers("i", ids), Numbers("d", [0.0] * len(ids)), Numbers("i", [0] * len(ids)), reason)
+
     def answered_by(self, ask: Ask) -> TextEpisodes:
         """Returns the same episodes, with which it shares limits, of a policy that ``ask`` asks."""
         own = copy.copy(self)
-        own.model = replace(self.model, engine=Gate(_Asked(ask)))
+        own.ask = ask
         return own
 
     async def play_with(self, episode: Episode, ask: Ask) -> list[Trajectory]:
@@ -133,7 +132,3 @@ def text_policy(episode: Episode, ask: Ask, settings: EpisodeSettings | None = N
     )
     episodes = TextEpisodes.of(PluginManager([]), chosen).answered_by(ask)
     return EpisodePolicy(episode, episodes)
-
-
-async def _nobody(question: Question) -> Answer:
-    raise EpisodeFailed("nobody answers")

@@ -51,7 +51,7 @@ def refuse_existing(folder: Path, force: bool) -> None:
         return
     if not force:
         raise UserError(f"--output {folder}: it exists already: choose another folder, or add --force to replace it")
-    if not [*folder.glob("exported.json"), *folder.glob("*/exported.json")]:
+    if not [*folder.glob("*/exported.json"), *folder.glob("resources_servers/*/exported.json")]:
         raise UserError(f"--output {folder}: it was not written by rlhf env export, so --force does not replace it")
 
 
