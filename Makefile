@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -155,6 +155,9 @@ setup-verifiers: build/verifiers/bin/python ## make build/verifiers, an environm
 
 test-verifiers: setup build/verifiers/bin/python ## train on environments of the real verifiers
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_verifiers.py
+
+test-exported: setup build/openenv/bin/python build/verifiers/bin/python ## let the real OpenEnv and verifiers play exported environments
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_exported.py
 
 # Gym wants Python 3.12, which uv finds or fetches.
 build/nemo-gym/bin/python: | $(STAMP)
