@@ -99,7 +99,8 @@ def test_turns_random_numbers_and_what_ends(tmp_path):
 
 
 def test_rewards_read_the_texts(tmp_path):
-    with environment(tmp_path, agent="", reward=True) as found:
+    with environment(tmp_path, agent="", reward=True, rows=[{**row, "level": 1} for row in ROWS]) as found:
+        assert found.report[1] == "columns that agents and rewards alone may read: level"
         run, env = found.session.run, found.environment
         assert run(played(env, ["zwölf"], task=1))[1] == Result(5 / 3 + 2 / 7, {"letters": 5 / 3 + 2 / 7}, None, {"turns": 1.0})
         with pytest.raises(EpisodeFailed, match=r"no reward could be given: letters: .*cannot judge that"):

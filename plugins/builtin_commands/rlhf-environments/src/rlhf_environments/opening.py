@@ -60,6 +60,8 @@ def opened(config: RunConfig, origins: Any = None, *, most: int = 256, idle_s: f
             environment = Environment(run.config, manager, tasks, episodes, most=most, idle_s=idle_s)
             try:
                 report = [line.rpartition("; prompts")[0] or line for line in taskset.report]
+                if beside := dict.fromkeys(name for task in tasks for name in task.metadata):
+                    report.append(f"columns that agents and rewards alone may read: {', '.join(beside)}")
                 yield Opened(environment, running, report)
             finally:
                 running.run(_close(environment), interruptible=False)
