@@ -118,21 +118,22 @@ def test_nemo_gym_with_the_client_of_verifiers(files):
     assert other["rewards"] == {"nemo_gym": 0.1 * len("it is 2")}
 
 
-def test_a_run_on_the_environment_that_verifiers_loads_is_the_run_on_the_agent(rlhf, files, monkeypatch):
+def test_a_run_on_the_environment_that_verifiers_loads_is_the_run_on_the_agent(rlhf, files):
     model = save_chat_model(files / "model", hidden=64)
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"] *= 100  # so that answers hardly depend on random numbers, which other keys give
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     words = (*RETRY, "--reward", "reward.py:right")
     installed("dense", *words)
-    monkeypatch.setenv("PYTHONPATH", str(files / "installed"))
-    place = {"environment": "dense", "python": str(VERIFIERS), "env": ["PYTHONPATH"]}
+    found = files / "installed/found.py"  # in an environment of its own the package is found by its name
+    found.write_text("from dense import PlayEnv, Rows\n\n__all__ = ['PlayEnv', 'Rows']\n")
+    place = {"environment": str(found), "python": str(VERIFIERS)}
     Path("there.yaml").write_text(json.dumps({"data": {"sources": [{"path": "verifiers", "name": "sums", **place}]}}))
     same = ("--algo", "reinforce_pp", "--actor.model", model, "--actor.lr", "3e-3", "--train.threads", "1", "--rollout.n", "1")
     same += ("--train.batch-size", "4", "--train.steps", "3", "--rollout.max-new-tokens", "8", "--rollout.temperature", "0.01")
     same += ("--trajectories.every", "1")
     rlhf.run("train", *same, "--agent", *words, "--data", "sums.jsonl", "--run-dir", "here")
-    agent = ("--agent", "verifiers", "--agent.environment", "dense", "--agent.python", VERIFIERS, "--agent.env", "PYTHONPATH")
+    agent = ("--agent", "verifiers", "--agent.environment", found, "--agent.python", VERIFIERS)
     rlhf.run("train", "--config", "there.yaml", *same, *agent, "--run-dir", "there")
     here, there = (_rewards(Path(run)) for run in ("here", "there"))
     assert here == there
