@@ -108,8 +108,8 @@ class TextEpisodes(Episodes):
         tools = messages.pop(0)["tools"] if messages and "tools" in messages[0] else ()
         answer = await self.ask(Question(_with_their_ids(messages), tools))
         ids = message_tokens(answer.message)
-        reason = "length" if answer.truncated else "stop"
-        return Generation(Numbers("i", ids), Numbers("d", [0.0] * len(ids)), Numbers("i", [0] * len(ids)), reason)
+        logprobs, versions = Numbers("d", [0.0] * len(ids)), Numbers("i", [0] * len(ids))
+        return Generation(Numbers("i", ids), logprobs, versions, "length" if answer.truncated else "stop")
 
     def answered_by(self, ask: Ask) -> TextEpisodes:
         """Returns the same episodes, with which it shares limits, of a policy that ``ask`` asks."""
