@@ -25,7 +25,8 @@ ANSWER = ("message", "tool_calls", "truncated", "reasoning")
 class Server(Protocol):
     """A server of one environment."""
 
-    url: str
+    @property
+    def url(self) -> str: ...
 
     async def start(self, host: str, port: int) -> None: ...
 

@@ -32,8 +32,10 @@ START = {
 ABOUT = """Let other projects play what runs here play: the agent NAME with its data and rewards, or without NAME one question and
 one answer. The same answers get the same rewards there as here. An episode that fails is an error there, and no reward."""
 
-TAKES = ("agent", "agents", "data", "reward", "seed", "debug", "rollout.step-timeout-s", "rollout.episode-timeout-s")
-TAKES = (*TAKES, "rollout.score-timeout-s", "rollout.score-retries")
+TAKES = (
+    *("agent", "agents", "data", "reward", "seed", "debug"),
+    *("rollout.step-timeout-s", "rollout.episode-timeout-s", "rollout.score-timeout-s", "rollout.score-retries"),
+)
 
 
 @click.command(
