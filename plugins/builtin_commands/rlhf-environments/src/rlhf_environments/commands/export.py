@@ -41,7 +41,7 @@ TAKES = (
 @click.command(
     cls=SettingsCommand,
     control=tuple(name for name in START if name not in ("data", "reward", "seed")),
-    usage="env export [NAME] --as FORM --data PATH [FLAGS]",
+    usage="env export [NAME] [FLAGS]",
     about=ABOUT,
     start=START,
     sections={"data": "Data"},
