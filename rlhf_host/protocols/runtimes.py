@@ -75,8 +75,8 @@ class Trainer(Protocol):
     def optim_step(self) -> Update:
         """Take the step that they wait for."""
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the actor's gradients that wait, by the names of its weights, and drop all that wait."""
+    def gradients(self, patterns: Sequence[str]) -> dict[str, Tensor]:
+        """Return the actor's gradients that wait, of weights whose names a pattern matches, and drop all that wait."""
 
     def evaluate(self, batch: Batch) -> Metrics:
         """Return the losses and metrics of a batch by the present actor, without a step; see ``Worker.evaluate``."""

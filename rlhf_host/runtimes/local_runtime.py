@@ -64,8 +64,8 @@ class LocalTrainer:
     def optim_step(self) -> Update:
         return self._compute.submit(self.worker.optim_step).result()
 
-    def gradients(self) -> dict[str, Tensor]:
-        return self._compute.submit(self.worker.gradients).result()
+    def gradients(self, patterns: Sequence[str]) -> dict[str, Tensor]:
+        return self._compute.submit(partial(self.worker.gradients, patterns)).result()
 
     def evaluate(self, batch: Batch) -> Metrics:
         return self._compute.submit(partial(self.worker.evaluate, batch)).result()

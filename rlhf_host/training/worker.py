@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -228,19 +229,24 @@ class Worker:
             update.metrics = Metrics()
         return update
 
-    def gradients(self) -> dict[str, Tensor]:
+    def gradients(self, patterns: Sequence[str]) -> dict[str, Tensor]:
         """Returns the gradients of the actor that wait for ``optim_step``, in float32 on the CPU, by the names of its weights,
-        and drops all that wait. Collective over ranks.
+        and drops all that wait. Collective over ranks; processes but the first return none.
+
+        Args:
+            patterns: of the names of weights whose gradients are returned; none: they are dropped alone.
 
         Raises ``RunError`` if the backend does not show them.
         """
         found: dict[str, Tensor] = {}
         try:
-            if "actor" in self._held:
+            if patterns and "actor" in self._held:
                 role = self.roles["actor"]
                 if not isinstance(role.backend, ShowsGradients):
                     raise RunError(f"{role.trainer} does not show gradients: use the backend torch")
-                found = {each: gradient.float().cpu() for each, gradient in role.backend.gradients()}
+                for name, gradient in role.backend.gradients():
+                    if not self.ranks.process and any(fnmatchcase(name, pattern) for pattern in patterns):
+                        found[name] = gradient.float().cpu()
         finally:
             self._drop()
         return found
@@ -307,8 +313,7 @@ class Worker:
 
     def _step(self, role: Role, backend: Backend, result: PassResult, update: Update) -> None:
         """Takes the optimizer's step if the ranks agree on one."""
-        failure = result.failure
-        own_error = None if failure is None else str(failure)
+        own_error = None if result.failure is None else str(result.failure)
         reports = self.ranks.gather((own_error, result.refused, result.terms, result.corrections, result.taken))
         update.metrics.join(result.metrics, role.prefix)
         messages, refusals, terms, corrections, taken = zip(*reports, strict=True)
@@ -322,7 +327,7 @@ class Worker:
         if errors or update.refused or not any(terms):
             backend.discard()  # without terms: what passes that kept ranks even have left
             if errors:
-                raise failure or RunError(errors[0])
+                raise result.failure or RunError(errors[0])
             return
         started = time.perf_counter()
         with blaming(role.trainer, "step"):
@@ -374,10 +379,8 @@ class Worker:
         these run equally many passes.
         """
         completions = batch.lengths.tolist()
-        for each, prompts in (
-            (role, batch.prompt_ids),
-            *((each, batch.prompts.get(each.name, batch.prompt_ids)) for each in inside),
-        ):
+        read = [(each, batch.prompts.get(each.name, batch.prompt_ids)) for each in inside]
+        for each, prompts in [(role, batch.prompt_ids), *read]:
             longest = max((len(prompts[row]) + completions[row] for row in some), default=1)
             everywhere = max(self.ranks.gather(longest)) if role.traits.even_passes else longest
             each.passes.prepare(everywhere, batch.images is not None)

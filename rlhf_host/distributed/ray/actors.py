@@ -214,10 +214,9 @@ class WorkerActor:
         return update, self.roles.worker.compute_s - before
 
     @_plainly
-    def gradients(self) -> dict[str, Any]:
-        """Returns what ``Worker.gradients`` does, from the first process."""
-        found = self.roles.worker.gradients()
-        return {} if self.roles.worker.ranks.process else found
+    def gradients(self, patterns: Sequence[str]) -> dict[str, Any]:
+        """Returns what ``Worker.gradients`` does."""
+        return self.roles.worker.gradients(patterns)
 
     @_plainly
     def evaluate(self, shard: Shard, more: Shard, whole: Any) -> tuple[Any, float]:

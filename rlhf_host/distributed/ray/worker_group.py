@@ -137,8 +137,8 @@ class RemoteTrainer:
             self.ahead = True
         return self._on_trained("optim_step", None)
 
-    def gradients(self) -> dict[str, Tensor]:
-        answers = [wait_all(group.call("gradients"), group.name)[0] for group in self.trained]
+    def gradients(self, patterns: Sequence[str]) -> dict[str, Tensor]:
+        answers = [wait_all(group.call("gradients", patterns), group.name)[0] for group in self.trained]
         return {name: gradient for own in answers for name, gradient in own.items()}
 
     def _on_trained(self, method: str, batch: Batch | None, *arguments: Any) -> Update:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +113,7 @@ class BatchMaker:
             if not all(rewarded):
                 others = ", and others have one" if any(rewarded) else ": give all rows one of the two"
                 raise UserError(f"row {rewarded.index(False)} has neither advantages nor a reward{others}")
+            refuse_small(given, made, needs.min_group_size)
             add_advantages(batch, manager, needs)
         add_extra(batch, manager, self.trainer, needs)
         return batch
@@ -155,13 +157,22 @@ def refuse_mixed(rows: Sequence[TrainingRow | Trajectory]) -> None:
                 raise UserError(f"the column {name!r} is {what}: rows of a call have the same")
 
 
+def refuse_small(given: Sequence[TrainingRow | Trajectory], rows: Sequence[Trajectory], least: int) -> None:
+    """Raises ``UserError`` for rows by hand whose group is too small to compare them: they would have no advantage."""
+    sizes = Counter(row.group_id for row in rows)
+    for number, (row, own) in enumerate(zip(given, rows, strict=True)):
+        if isinstance(row, TrainingRow) and sizes[own.group_id] < least:
+            has = "no group" if row.group is None else f"a group of {sizes[own.group_id]}"
+            raise UserError(f"row {number} has {has}, and the loss compares {least} or more: give rows of a prompt one group")
+
+
 def temperature_of(rows: Sequence[TrainingRow | Trajectory], usual: float) -> float:
     """Returns the temperature of all rows; ``usual`` is that of rows which say none. Raises ``UserError`` for several, and for one
     that is no number above 0.
     """
     each = [usual if isinstance(row, Trajectory) or row.temperature is None else row.temperature for row in rows]
     for number, own in enumerate(each):
-        if not isinstance(own, int | float) or not math.isfinite(own) or own < 0:
+        if isinstance(own, bool) or not isinstance(own, int | float) or not math.isfinite(own) or own < 0:
             raise UserError(f"row {number}: temperature is {own!r}, and should be a number above 0")
         if own == 0:
             greedy = "set its temperature, and its logprobs to None"

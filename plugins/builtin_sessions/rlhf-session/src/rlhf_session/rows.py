@@ -32,7 +32,8 @@ class TrainingRow:
     group: Any = None
     """Rows with one value are answers to one prompt; None: the row is alone."""
     columns: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    """A number becomes ``batch.columns[name]``, ``[T]`` becomes ``batch.token_columns[name]``. All rows of a call have the same."""
+    """A number becomes ``batch.columns[name]``, ``[T]`` becomes ``batch.token_columns[name]``. All rows of a call have the same.
+    They are finite; those of tokens that the policy did not choose may be unknown, and are 0 then."""
     version: int = 0
     """Version of the weights that sampled it."""
     temperature: float | None = None
@@ -61,18 +62,20 @@ class TrainingRow:
             if not isinstance(logprobs, list):
                 raise UserError(f"row {number}: logprobs is one number, and the completion has {count} tokens")
             known = [value for value, chosen in zip(logprobs, mask, strict=True) if chosen]
-            if (odd := next((value for value in known if value > TOLERANCE or value == -math.inf), None)) is not None:
+            if (odd := next((value for value in known if value > TOLERANCE or value < -LARGEST), None)) is not None:
                 raise UserError(f"row {number}: {odd:g} is no log-probability of a sampled token")
         if not isinstance(self.columns, Mapping):
             raise UserError(f"row {number}: columns is a mapping of names, not {type(self.columns).__name__}")
-        columns = {name: _numbers(values, number, f"the column {name}", count) for name, values in self.columns.items()}
-        if not isinstance(self.version, int) or self.version < 0:
+        columns = {name: _column(values, number, name, mask) for name, values in self.columns.items()}
+        if not isinstance(self.version, int) or isinstance(self.version, bool) or self.version < 0:
             raise UserError(f"row {number}: version is {self.version!r}, and should be a whole number from 0")
+        if not isinstance(self.truncated, bool | np.bool):
+            raise UserError(f"row {number}: truncated is {self.truncated!r}, and should be true or false")
         segments, begin = [Segment("prompt", prompt)], 0
         for chosen, run in groupby(mask):
             part = slice(begin, begin := begin + len(list(run)))
             by_token = {name: values[part] for name, values in columns.items() if isinstance(values, list)}
-            own = logprobs[part] if chosen and logprobs is not None else None
+            own = logprobs[part] if chosen and isinstance(logprobs, list) else None
             versions = [self.version] * len(ids[part]) if chosen else None
             segments.append(Segment(cast(Any, "action" if chosen else "observation"), ids[part], own, versions, by_token))
         name, reward = f"row-{number}", self._reward(number)
@@ -92,7 +95,7 @@ class TrainingRow:
     def known_advantages(self, number: int, count: int) -> float | list[float] | None:
         """Returns the advantages as numbers. Raises ``UserError`` for those that are none, or of another length."""
         values = self.advantages
-        return None if values is None else _numbers(values, number, "advantages", count)
+        return None if values is None else _held(_numbers(values, number, "advantages", count), number, "advantages")
 
     def _reward(self, number: int) -> float | None:
         value = None if self.reward is None else _numbers(self.reward, number, "reward", 1)
@@ -152,6 +155,30 @@ def _numbers(values: Any, number: int, name: str, count: int) -> float | list[fl
     if numbers.ndim and len(numbers) != count:
         raise UserError(f"row {number}: {name} has {len(numbers)} values, and the completion {count} tokens")
     return cast("float | list[float]", numbers.tolist())
+
+
+def _column(values: Any, number: int, name: str, mask: Sequence[bool]) -> float | list[float]:
+    """Returns a column's numbers, 0 for those that are unknown at tokens which the policy did not choose."""
+    if not isinstance(name, str) or not name:
+        raise UserError(f"row {number}: a column is called {name!r}, and names are texts")
+    found = _numbers(values, number, f"the column {name}", len(mask))
+    if isinstance(found, list):
+        found = [value if chosen or math.isfinite(value) else 0.0 for value, chosen in zip(found, mask, strict=True)]
+    return _held(found, number, f"the column {name}")
+
+
+def _held(found: float | list[float], number: int, name: str) -> float | list[float]:
+    """Returns the numbers. Raises ``UserError`` for those that batches, which are float32, cannot hold."""
+    for value in found if isinstance(found, list) else [found]:
+        if not abs(value) <= LARGEST:
+            raise UserError(f"row {number}: {name} has {value:g}, and should have finite numbers of float32")
+        if value.is_integer() and (rounded := float(np.float32(value))) != value:
+            raise UserError(f"row {number}: {name} has {value:.0f}, and float32 would make {rounded:.0f} of it")
+    return found
+
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Largest number of float32."""
 
 
 def _listed(values: Any) -> Any:

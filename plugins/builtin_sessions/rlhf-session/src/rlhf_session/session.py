@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
+from numbers import Real
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -37,7 +37,7 @@ from rlhf_host.internals import (
 )
 from rlhf_host.settings import merge_needs
 from rlhf_session.batches import BatchMaker, Weights, ratio_mode
-from rlhf_session.losses import Loss, spec_of
+from rlhf_session.losses import Loss, Losses, spec_of
 from rlhf_session.optimizers import SAMPLING, changed, optimizer_of, set_optimizer
 from rlhf_session.rows import TrainingRow
 from rlhf_session.states import find_state, refuse_other, write_state
@@ -91,6 +91,7 @@ class TrainableSession:
         self.run_dir = Path(str(config.run_dir))
         self._inputs, self._needs = inputs, merge_needs(manager)
         self._lock, self._depth, self._ended = threading.RLock(), 0, ""
+        self._losses = Losses({need.name: need.trainable for need in self._needs.roles})
         self._stack = ExitStack()
         self._outcome: dict[str, Any] = {"status": "finished"}
 
@@ -108,6 +109,7 @@ class TrainableSession:
         self._drawn: Sequence[Trajectory] = ()
         self._take_signals(before)
         self._stack.callback(self._end_run)
+        self._stack.callback(self._losses.close)
         self.roles: Mapping[str, RoleHandle] = started.handles
         room, (vocabulary, _) = started.runtime.context_lengths["actor"], sizes(self.config.roles["actor"])
         self._batches = BatchMaker(self.config, self.tokenizer, self._trainer, self.roles, vocabulary, room)
@@ -137,10 +139,14 @@ class TrainableSession:
         for number, earlier in before.items():
             if (theirs := signal.getsignal(number)) is not earlier and callable(theirs):
 
-                def on_signal(number: int, frame: Any, theirs: Callable[[int, Any], Any] = theirs) -> None:
-                    if not self._depth:
+                def on_signal(number: int, frame: Any, theirs: Any = theirs, earlier: Any = earlier) -> None:
+                    if self._ended:  # another session, which ended later, has put it back
+                        signal.signal(number, earlier)
+                        signal.raise_signal(number)
+                    elif self._depth:
+                        theirs(number, frame)
+                    else:
                         raise KeyboardInterrupt
-                    theirs(number, frame)
 
                 signal.signal(number, on_signal)
 
@@ -216,9 +222,11 @@ class TrainableSession:
         self._refuse_moved()
         prompts = [prompt.tolist() if hasattr(prompt, "tolist") else prompt for prompt in prompts]
         for number, prompt in enumerate(prompts):
-            chat = isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt)
-            if not isinstance(prompt, str) and not _is_ids(prompt) and not (chat and prompt):
+            chat = isinstance(prompt, Sequence) and all(isinstance(each, Mapping) and "role" in each for each in prompt)
+            if not isinstance(prompt, str) and not _is_ids(prompt) and not chat:
                 raise UserError(f"prompt {number} is a text, a list of messages or a list of token ids, not {prompt!r:.60}")
+            if not prompt:
+                raise UserError(f"prompt {number} is empty")
         self._asked = self.step, self._asked[1] + 1 if self._asked[0] == self.step else 0
         given = [list(prompt) if _is_ids(prompt) else None for prompt in prompts]
         texts = iter(
@@ -260,7 +268,8 @@ class TrainableSession:
         sampled, learns = isinstance(self._inputs.data, TaskData), self.manager.has("compute_advantages")
         if not self.config.data.sources or (sampled and not learns and not self.manager.has("make_rows")):
             raise UserError("draw prepares batches for an algorithm: give the session algo, rewards and data")
-        self._refuse_moved()
+        if sampled:
+            self._refuse_moved()
         if sampled and self._ahead > (depth := self.config.async_depth) > 0:
             raise UserError(f"with async_depth {depth} there are {depth} batches before new weights: call sync")
         drawn = self._loop.parts.source.draw(self.step + 1, self.version)
@@ -314,6 +323,8 @@ class TrainableSession:
         """
         with self._plugins(loss) as manager:
             batch = rows if isinstance(rows, Experience) else self._batches.make(rows, manager, None, self._weights)
+            if batch is not rows and not bool(batch.loss_mask.any()):
+                raise UserError("no token of the rows is in the loss: their masks, or the loss, leave all out")
             if batch.old_logprobs is None and (mode := ratio_mode(self.config, batch, self._weights)) == "sampler":
                 add_outputs(batch, self._trainer, merge_needs(manager), mode)
             specs = () if loss is None else (spec_of(loss),)
@@ -405,17 +416,15 @@ class TrainableSession:
         """
         if project is not None and (isinstance(project, bool) or not isinstance(project, int) or project < 1):
             raise UserError(f"project is {project!r}, and should be a whole number from 1")
-        names = (names,) if isinstance(names, str) else names
+        patterns = [names] if isinstance(names, str) else list(names)
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            raise UserError(f"names is {names!r}, and should be patterns of the names of weights")
         self._drop()
         self.forward_backward(rows, loss=loss, last=True)
         self._waiting = 0
-        found = {
-            name: gradient
-            for name, gradient in self._trainer.gradients().items()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in names)
-        }
+        found: dict[str, Tensor] = self._trainer.gradients(patterns)
         if not found:
-            raise UserError(f"no trained weight is called {' or '.join(names)}")
+            raise UserError(f"no trained weight is called {' or '.join(patterns)}")
         return found if project is None else {"gradient": _projected(found, project)}
 
     @call
@@ -448,12 +457,14 @@ class TrainableSession:
         """Gives the metrics of the last step, and the rows of ``draw``, to the session's trackers. Raises ``UserError`` for metrics
         that are no numbers.
         """
+        if not isinstance(metrics, Mapping):
+            raise UserError(f"log takes a mapping of names and numbers, not a {type(metrics).__name__}")
         for name, value in metrics.items():
-            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int | float):
+            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"log: {name!r} is {value!r}; metrics are names and numbers")
         if self._drawn:
             self.manager.report("log_trajectories", step=self.step, split="train", trajectories=self._drawn)
-        self.manager.report("log_metrics", step=self.step, metrics=dict(metrics))
+        self.manager.report("log_metrics", step=self.step, metrics={name: float(value) for name, value in metrics.items()})
         self._drawn = ()
 
     @call
@@ -467,7 +478,7 @@ class TrainableSession:
             UserError: the directory is that of a run, or a file.
             RunError: the state cannot be written.
         """
-        return write_state(self._loop, Path(path).expanduser())
+        return write_state(self._loop, _path(path, "save"))
 
     @call
     def load(self, path: str | Path, *, optimizer: bool = True) -> None:
@@ -479,14 +490,14 @@ class TrainableSession:
 
         Raises ``UserError`` for a state that is not there, or of another model or other roles; then nothing has changed.
         """
-        state = find_state(Path(path).expanduser())
+        state = find_state(_path(path, "load"))
         for need in self._needs.roles if not optimizer else ():
             if need.trainable:
                 optimizer_of(self._trainer, need.name)
         with Scratch("rlhf-session-", gettempdir()) as one:  # in which this state is the newest
             (one / "checkpoints").mkdir()
             (one / "checkpoints" / state.name).symlink_to(state, target_is_directory=True)
-            refuse_other(self.config, self._needs, one, state)
+            refuse_other(self.config, self._needs, self._loop.parts.source.state_dict(), one, state)
             self.close()
             ledger = state.parent.parent / self._loop.parts.ledger.path.name
             if ledger.exists() and ledger.parent != self.run_dir.resolve():
@@ -517,15 +528,14 @@ class TrainableSession:
         return any(target.in_place for target in self._loop.parts.runtime.targets)
 
     def _refuse_moved(self) -> None:
-        """Raises ``UserError`` where sampling would use weights that no version counts."""
-        if self._stepped and self._in_place:
-            raise UserError("the weights have moved since sync, and this engine samples from them in place: call sync first")
+        """Raises ``UserError`` where sampling would use weights that no version counts, or older ones that nobody asked for."""
+        if self._stepped and (self._in_place or not self.config.async_depth):
+            raise UserError("the weights have moved since sync, and sampling is by those of the engine: call sync first")
 
     def _drop(self) -> None:
         """Drops the gradients that wait for ``optim_step``, and those of passes that did not end."""
         self._waiting = 0
-        with suppress(RunError):  # of a backend that does not show them
-            self._trainer.gradients()
+        self._trainer.gradients(())
 
     def _seed(self) -> int:
         step, number = self._asked
@@ -546,23 +556,19 @@ class TrainableSession:
             raise RunError(f"step {self.step + 1}: {update.refused}")
         return update.metrics.result()
 
-    @contextmanager
-    def _plugins(self, loss: Loss | None) -> Iterator[PluginManager]:
+    def _plugins(self, loss: Loss | None) -> AbstractContextManager[PluginManager]:
         """Yields the session's plugins, or the loss alone. Raises ``UserError`` for a role that the session does not have."""
-        if loss is None:
-            yield self.manager
-            return
-        with closing(PluginManager.from_specs([spec_of(loss)])) as manager:
-            have = {need.name: need.trainable for need in self._needs.roles}
-            for need in merge_needs(manager).roles:
-                if have.get(need.name) != need.trainable:
-                    trains = " to train" if need.trainable else ""
-                    raise UserError(f"the loss needs the role {need.name}{trains}: start the session with algo, which loads it")
-            yield manager
+        return nullcontext(self.manager) if loss is None else self._losses.plugins(loss)
 
 
 def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(type(each) is int for each in prompt)
+
+
+def _path(path: Any, method: str) -> Path:
+    if not isinstance(path, str | Path):
+        raise UserError(f"{method} takes a path, not {path!r:.60}")
+    return Path(path).expanduser()
 
 
 def _projected(gradients: Mapping[str, Tensor], size: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,10 +78,11 @@ def find_state(given: Path) -> Path:
     return state.resolve()
 
 
-def refuse_other(config: RunConfig, needs: Needs, directory: Path, state: Path) -> None:
+def refuse_other(config: RunConfig, needs: Needs, stream: Mapping[str, Any], directory: Path, state: Path) -> None:
     """Raises ``UserError`` for a state that a session cannot go on from.
 
     Args:
+        stream: the session's position in its data.
         directory: holds ``state`` alone.
     """
     try:
@@ -91,6 +93,12 @@ def refuse_other(config: RunConfig, needs: Needs, directory: Path, state: Path) 
     assert checkpoint is not None
     refuse_foreign(checkpoint)
     refuse_lost(config, needs, checkpoint)
+    foreign = f"{state} is a state of another session"
+    if (was := _data_of(checkpoint.state["stream"])) != (own := _data_of(stream)):
+        raise UserError(f"{foreign}: it has {was}, and this one {own}; a session can start with {state / 'model'}")
+    saved, here = (each.get("optimizer") for each in (checkpoint.state["config"]["backend"], config.backend.model_dump()))
+    if saved != here:
+        raise UserError(f"{foreign}: backend.optimizer is {saved} in it, and {here} here")
     for need in needs.roles:
         then, now = checkpoint.state["config"]["roles"].get(need.name, {}), config.roles.get(need.name)
         if not need.trainable or now is None:
@@ -99,11 +107,16 @@ def refuse_other(config: RunConfig, needs: Needs, directory: Path, state: Path) 
         theirs = then.get("lora") or {}
         if odd := next((name for name, value in lora.items() if theirs.get(name) != value), None):
             what = f"{need.name}.lora.{odd} is {theirs.get(odd)} in it, and {lora[odd]} here"
-            raise UserError(f"{state} is a state of another session: {what}")
+            raise UserError(f"{foreign}: {what}")
         ours, theirs = _shape(Path(str(now.model))), _shape(checkpoint.role(need.name))
         if odd := next((name for name in SHAPE if ours and theirs and ours.get(name) != theirs.get(name)), None):
             what = f"{odd} of {need.name} is {theirs.get(odd)} in it, and {ours.get(odd)} here"
             raise UserError(f"{state} is a state of another model: {what}")
+
+
+def _data_of(stream: Mapping[str, Any]) -> str:
+    """Returns which data a position is in."""
+    return ", ".join(f"{size} rows of {name}" for name, size in stream.get("sizes", {}).items() if name) or "no data"
 
 
 def _shape(model: Path) -> dict[str, Any]:
