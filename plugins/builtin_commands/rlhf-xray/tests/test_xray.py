@@ -180,6 +180,31 @@ def test_everything_installed_is_compared_or_left_out_with_its_reason(answers, t
     assert "@@" not in page
 
 
+def test_teachers_are_compared_where_they_are_known(answers, tiny_model, tmp_path):
+    pytest.importorskip("rlhf_plugin_distill")
+    other = write_tiny_model(tmp_path / "teacher", seed=1)
+    sdpo = {
+        "name": "sdpo",
+        "template": "{prompt}{solution}",
+        "solution_template": "{solution}",
+        "feedback": "never",
+        "success": 0.1,
+        "signal": "full",
+    }
+    settings = {"model": tiny_model, "train": {"threads": 1}}
+    taught = rlhf_host.xray(answers, algos=[sdpo, "rloo"], **settings).algorithms[0]
+    assert taught.length > 0
+    assert taught.unseen
+    (teacher, rloo) = rlhf_host.xray(
+        answers, algos=["on_policy_distill", "rloo"], teacher={"model": other}, **settings
+    ).algorithms
+    assert teacher.rows == rloo.rows == 16
+    with pytest.raises(UserError, match=r"nothing says which model that is: give --teacher\.model"):
+        rlhf_host.xray(answers, algos=["on_policy_distill"], **settings)
+    with pytest.raises(UserError, match="its role teacher differs from that of another algorithm"):
+        rlhf_host.xray(answers, algos=["on_policy_distill", sdpo], teacher={"model": other}, **settings)
+
+
 def test_texts_cannot_leave_the_data_of_the_page(found):
     from rlhf_xray.page import page
 

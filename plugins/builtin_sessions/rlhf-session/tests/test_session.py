@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rlhf_session import TrainingRow
+from rlhf_session.losses import Losses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -206,6 +207,52 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(small):
         assert three(session) == first
 
 
+def test_a_state_of_another_session_changes_nothing(small):
+    with rlhf_host.trainable_session(**small) as session:
+        step_of(session)
+        session.save("plain")
+    fewer = {**small, **WAYS["rloo"], "data": small["data"][:4]}
+    with rlhf_host.trainable_session(**{**fewer, "backend": {"name": "torch", "optimizer": "SGD"}}) as session:
+        session.forward_backward(session.draw())
+        session.optim_step()
+        session.save("fewer")
+        with pytest.raises(UserError, match="it has 8 rows of data, and this one 4 rows"):
+            session.load("plain")
+        assert session.step == 1
+    for settings, wrong in (
+        (fewer, "backend.optimizer is SGD in it, and AdamW here"),
+        ({**fewer, "data": small["data"]}, "4 rows"),
+    ):
+        with rlhf_host.trainable_session(**settings) as session:
+            with pytest.raises(UserError, match=wrong):
+                session.load("fewer")
+            assert len(session.draw()) == 8
+
+
+def test_a_named_loss_is_the_same_plugin_in_every_call():
+    losses = Losses({"actor": True})
+    seen = []
+    for loss in ("grpo", {"name": "grpo"}, {"name": "grpo", "loss": "pg"}, "grpo"):
+        with losses.plugins(loss) as manager:
+            seen.append(manager)
+    assert seen[0] is seen[1] is seen[3] is not seen[2]
+    losses.close()
+
+
+def test_sessions_closed_in_another_order_leave_signals_as_they_were(small, interruptible):
+    before = signal.getsignal(signal.SIGINT)
+    first, second = (rlhf_host.trainable_session(**small) for _ in range(2))
+    one, other = first.__enter__(), second.__enter__()
+    one.forward_backward(rows_for(one), loss="grpo")
+    other.forward_backward(rows_for(other)[:1], loss="grpo")
+    assert one.optim_step()["grad_norm"] != other.optim_step()["grad_norm"]
+    for session in (first, second):
+        session.__exit__(None, None, None)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_what_is_generated_can_be_trained_on(small):
     with rlhf_host.trainable_session(**small) as session:
         (group,) = session.generate(["1+1="], n=4, seed=3)
@@ -271,6 +318,8 @@ def test_rows_may_hold_arrays_and_tensors(small):
             ]
         )
         assert batch.advantages.tolist() == batch.token_columns["mine"].tolist() == [numbers]
+        unknown = TrainingRow(prompt_ids=[1], completion_ids=[2, 3], mask=[1, 0], columns={"mine": [4.0, None]})
+        assert session.batch([unknown]).token_columns["mine"].tolist() == [[4.0, 0.0]]
         assert batch.loss_mask.tolist() == [[True, False, True]]
         assert batch.columns["one"].tolist() == [4.0]
 
@@ -341,11 +390,19 @@ def test_what_waits_is_dropped_by_gradients_and_failures(small):
         assert session.optim_step()["grad_norm"] == pytest.approx(float(whole(expected).norm()), rel=1e-5)
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT as in the foreground: a shell starts what runs in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_soon(after_s):
     threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-def test_an_interrupt_ends_what_runs_and_not_the_session(small):
+def test_an_interrupt_ends_what_runs_and_not_the_session(small, interruptible):
     def slow(outputs, batch):
         time.sleep(0.5)
         return -outputs.logprobs
@@ -441,6 +498,20 @@ def test_sampling_ahead_has_no_last_step(small):
             [session.draw() for _ in range(3)]
 
 
+class Counting:
+    @rlhf_host.hookimpl
+    def compute_loss(self, outputs, batch):
+        return [rlhf_host.LossTerm("own", -outputs.logprobs)]
+
+    @rlhf_host.hookimpl
+    def state_dict(self):
+        return {"calls": 1}
+
+    @rlhf_host.hookimpl
+    def load_state_dict(self, state):
+        pass
+
+
 def without_data(session):
     with rlhf_host.trainable_session(model=session.config.roles["actor"].model, algo="rloo", rewards=vowels) as other:
         other.draw()
@@ -459,6 +530,22 @@ WRONG = {
     "a mask of halves": (lambda s: s.batch(row(mask=[0.5, 1])), "row 0: mask has one of true and false"),
     "probabilities": (lambda s: s.batch(row(logprobs=[0.3, 0.9])), "row 0: 0.3 is no log-probability"),
     "text as a column": (lambda s: s.batch(row(columns={"x": "ab"})), "row 0: the column x is a number"),
+    "a column that is not finite": (lambda s: s.batch(row(columns={"x": [1, math.nan]})), "row 0: the column x has nan"),
+    "a number that float32 rounds": (lambda s: s.batch(row(columns={"x": 2**24 + 1})), "would make 16777216 of it"),
+    "a column without a name": (lambda s: s.batch(row(columns={"": 1})), "row 0: a column is called ''"),
+    "a limit that is a text": (lambda s: s.batch(row(truncated="no")), "row 0: truncated is 'no'"),
+    "rewards without groups": (lambda s: s.batch(row(advantages=None, reward=1.0), loss="grpo"), "row 0 has no group, and"),
+    "rewards of groups of one": (
+        lambda s: s.batch(row(advantages=None, reward=1.0, group=7), loss="grpo"),
+        "row 0 has a group of 1, and the loss compares 2",
+    ),
+    "tokens that nobody chose": (lambda s: s.forward_backward(row(mask=[0, 0]), loss="grpo"), "no token of the rows is in"),
+    "a loss with a state": (lambda s: s.batch(row(), loss=Counting()), "has state_dict, .* start the session with it as algo"),
+    "no names": (lambda s: s.gradient(row(), loss="grpo", names=[]), r"names is \[\]"),
+    "an empty prompt to answer": (lambda s: s.generate(["a", ""]), "prompt 1 is empty"),
+    "messages without a role": (lambda s: s.generate([[{"x": "a"}]]), "prompt 0 is a text, a list of messages"),
+    "no path": (lambda s: s.load(3), "load takes a path, not 3"),
+    "metrics that are no mapping": (lambda s: s.log(None), "log takes a mapping"),
     "columns of some": (lambda s: s.batch([*row(columns={"x": 1}), *row()]), "'x' is missing in row 1"),
     "columns of two forms": (
         lambda s: s.batch([*row(columns={"x": 1}), *row(columns={"x": [1, 2]})]),
@@ -501,7 +588,7 @@ WRONG = {
     ),
     "advantages that are no numbers": (
         lambda s: s.batch([TrainingRow(prompt_ids=[1], completion_ids=[2], advantages=math.nan)]),
-        "not all finite",
+        "row 0: advantages has nan",
     ),
     "a row that is none": (lambda s: s.batch([{"prompt_ids": [1]}]), "row 0 is a dict, not a TrainingRow"),
     "too long a row": (
@@ -577,8 +664,13 @@ def test_sessions_on_ray(small, backend):
                 session.forward_backward(rows[2:], loss=likelihood, last=last)
                 step = session.optim_step()
                 found[where] += [first["loss"], step["grad_norm"]]
+            with pytest.raises(UserError, match="call sync first"):
+                session.generate(["1+1="])
             session.sync()
             found[where].append(len(session.generate(["1+1="], n=2)[0]))
+            if backend == "torch":
+                gradients = session.gradient(rows, loss="grpo", names=["*norm*"])
+                found[where] += [len(gradients), float(whole(gradients).norm())]
     assert found["ray"] == pytest.approx(found["here"], rel=1e-3)
 
 

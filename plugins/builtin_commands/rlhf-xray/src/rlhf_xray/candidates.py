@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
-from rlhf_host import Needs, RoleNeed, UserError, hookimpl
+from rlhf_host import Needs, RoleNeed, RunContext, UserError, hookimpl
 from rlhf_host.installed import build, discover, find, load, options_model, recommended
 
 Named = str | Mapping[str, Any]
@@ -33,8 +33,11 @@ class Candidates:
     """Needs of the chosen ones together, the actor first."""
 
     @classmethod
-    def of(cls, names: Sequence[Named] | None, *, only_actor: bool = False) -> Candidates:
+    def of(cls, names: Sequence[Named] | None, *, only_actor: bool = False, given: Collection[str] = ()) -> Candidates:
         """Returns those that are named; None: all that are installed and train on sampled answers.
+
+        Args:
+            given: roles whose models are known.
 
         Raises ``UserError`` for a named one that cannot be compared.
         """
@@ -43,7 +46,7 @@ class Candidates:
             label = label_of(name)
             try:
                 candidate = made(name)
-                if (why := result._refusal(candidate, only_actor)) is not None:
+                if (why := result._refusal(candidate, only_actor, given)) is not None:
                     raise UserError(why)
             except UserError as error:
                 if names is not None:
@@ -59,21 +62,21 @@ class Candidates:
             raise UserError("no installed algorithm trains on sampled answers (rlhf plugins --kind algo)")
         return result
 
-    def _refusal(self, candidate: Candidate, only_actor: bool) -> str | None:
+    def _refusal(self, candidate: Candidate, only_actor: bool, given: Collection[str]) -> str | None:
         """Returns why it cannot be compared, if it cannot."""
         if candidate.needs.data != "prompts":
             return f"it trains on rows of a data set ({candidate.needs.data}), not on sampled answers"
-        if hasattr(candidate.plugin, "run_started"):
-            return "it prepares itself when a run starts (run_started), and an X-ray starts none"
         for role in candidate.needs.roles:
             if role.name == "actor":
                 continue
             if only_actor:
                 return f"it needs the role {role.name}, and only the actor is loaded"
-            if role.source != "actor" or role.generates:
-                return f"it needs the role {role.name}, which does not begin as the actor"
+            if role.generates:
+                return f"it needs the role {role.name}, which answers prompts"
+            if role.source != "actor" and role.name not in given:
+                return f"it needs the role {role.name}, and nothing says which model that is: give --{role.name}.model DIR"
             known = self.roles.get(role.name)
-            if known is not None and (known.trainable, known.head) != (role.trainable, role.head):
+            if known is not None and (known.trainable, known.head, known.source) != (role.trainable, role.head, role.source):
                 return f"its role {role.name} differs from that of another algorithm: compare it alone"
         return None
 
@@ -127,8 +130,15 @@ def made(name: Named) -> Candidate:
 class Roles:
     """The plugin of the session: it needs what all algorithms need, and does nothing."""
 
+    context: RunContext
+    """For algorithms that prepare themselves when a run starts."""
+
     def __init__(self, roles: Iterable[RoleNeed]):
         self._roles = tuple(roles)
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        self.context = context
 
     @hookimpl
     def needs(self) -> Needs:

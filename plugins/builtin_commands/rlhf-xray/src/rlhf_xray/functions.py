@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from rlhf_host import RunError, Trajectory, UserError
 from rlhf_host.internals import available_memory, blocks_of, meta_model
 from rlhf_host.sampling import decoder, speaking
-from rlhf_host.settings import RoleConfig
+from rlhf_host.settings import RoleConfig, plain, read_yaml
 from rlhf_xray.candidates import Candidate, Candidates, Named, Roles
 from rlhf_xray.measures import Algorithm, XRay, cosines
 from rlhf_xray.saved_batch import SavedBatch
@@ -91,19 +92,31 @@ def compare(
 ) -> XRay:
     """Is ``xray``, with errors that speak of flags."""
     batch = SavedBatch.of(saved, model, step, old_logprobs)
-    candidates = Candidates.of(algos, only_actor=only_actor)
+    candidates = Candidates.of(algos, only_actor=only_actor, given=_models_of(settings, config))
     settings = {**settings, **_trained(weights, batch.model)}
     if config is None:
         settings = {**USUAL, **settings}
     old = "sampler" if batch.old_logprobs == "file" else "fused"
+    roles = Roles(candidates.roles.values())
     with trainable_session(
         config,
-        algo=Roles(candidates.roles.values()),
+        algo=roles,
         model=batch.model,
         rollout=batch.sampling,
         **cast(dict[str, Any], {"train.old_logprobs": old, **settings}),
     ) as session:
-        return _Xray(session, batch, candidates, named=algos is not None, weights=weights).run(on_progress)
+        return _Xray(session, roles, batch, candidates, named=algos is not None, weights=weights).run(on_progress)
+
+
+def _models_of(settings: Mapping[str, Any], config: str | Path | Sequence[str | Path] | None) -> set[str]:
+    """Returns the roles that settings give a model."""
+    files = [] if config is None else [config] if isinstance(config, str | Path) else config
+    found: set[str] = set()
+    for each in (settings, *(plain(read_yaml(Path(file))) for file in files)):
+        found |= {name.removeprefix("roles.").removesuffix(".model") for name in each if name.endswith(".model")}
+        nested = {**each, **(each["roles"] if isinstance(each.get("roles"), Mapping) else {})}
+        found |= {name for name, value in nested.items() if isinstance(value, Mapping) and value.get("model") is not None}
+    return found
 
 
 def _trained(weights: str, model: str) -> dict[str, Any]:
@@ -128,8 +141,18 @@ def _tokens(row: Trajectory) -> tuple[int, ...]:
 class _Xray:
     """The work of one X-ray."""
 
-    def __init__(self, session: TrainableSession, batch: SavedBatch, candidates: Candidates, *, named: bool, weights: str):
+    def __init__(
+        self,
+        session: TrainableSession,
+        roles: Roles,
+        batch: SavedBatch,
+        candidates: Candidates,
+        *,
+        named: bool,
+        weights: str,
+    ):
         self.session, self.batch, self.candidates, self.named, self.weights = session, batch, candidates, named, weights
+        self.context = roles.context
         self.rows = batch.rows
         for row in self.rows:
             row.decode = decoder(session.tokenizer)
@@ -169,9 +192,7 @@ class _Xray:
 
     def _one(self, candidate: Candidate) -> tuple[Mapping[str, Tensor], list[list[float]]]:
         """Returns the gradient of an algorithm, and how it pushes each token of the answers."""
-        if not self.named and hasattr(candidate.plugin, "check_run"):
-            config = self.session.config.model_dump(mode="json", by_alias=True) | self.batch.sampled_by
-            candidate.plugin.check_run(config=config)
+        self._prepare(candidate.plugin)
         watched = Watched(candidate.label, candidate.plugin)
         fresh = [dataclasses.replace(row) for row in self.rows]
         experience = self.session.batch(fresh, loss=watched, reward_weights=self.batch.weights)
@@ -191,6 +212,26 @@ class _Xray:
             push[place] = [before + value for before, value in zip(push[place], own, strict=True)]
             self.logprobs[place] = watched.logprobs[number, :length].tolist()
         return gradient, push
+
+    def _prepare(self, plugin: Any) -> None:
+        """Lets an algorithm check the run, as far as that is not the caller's choice, and begin it."""
+        if hasattr(plugin, "check_run"):
+            asked = inspect.signature(plugin.check_run).parameters
+            given = {
+                "config": self.session.config.model_dump(mode="json", by_alias=True) | self.batch.sampled_by,
+                "tokenizers": {name: role.tokenizer for name, role in self.session.roles.items()},
+            }
+            if not self.named or "tokenizers" in asked:
+                plugin.check_run(**{name: given[name] for name in asked})
+        if not hasattr(plugin, "run_started"):
+            return
+        if inspect.iscoroutinefunction(plugin.run_started):
+            raise UserError("it waits for something when a run starts, and an X-ray starts none")
+        plugin.run_started(self.context)
+        render = self.context.render
+        again = (render is not None and render(dataclasses.replace(row.task, prompt_ids=None)) for row in self.rows)
+        if any(list(ids or ()) != list(row.prompt_ids) for ids, row in zip(again, self.rows, strict=True)):
+            raise UserError("it writes into prompts, and those of the file were made with other settings of data or agent")
 
     def _check_room(self, numbers: int) -> None:
         needed = numbers * 4 * len(self.candidates.chosen)

@@ -36,6 +36,11 @@ class Algorithm:
     largest: float = 0.0
     """The largest push of a token, without its sign."""
 
+    @property
+    def unseen(self) -> bool:
+        """True if its loss does not go through the log-probabilities of the tokens."""
+        return self.length > 0 and self.largest == 0
+
     @classmethod
     def of(cls, name: str, gradient: Tensor, push: Sequence[Sequence[float]]) -> Self:
         sizes = sorted((abs(value) for row in push for value in row), reverse=True)

@@ -37,7 +37,7 @@ def show(found: XRay, console: Console | None = None) -> None:
             str(number + 1),
             each.name,
             f"{each.length:.3g}",
-            *map(str, (each.rows, each.tokens, each.half)),
+            *("-" if each.unseen else str(value) for value in (each.rows, each.tokens, each.half)),
             *(cosine(found.cosines[number][other]) for other in beside),
         )
     console.print(table)
@@ -76,6 +76,8 @@ def below(found: XRay, beside: int) -> Iterator[str]:
     )
     if beside < len(found.algorithms):
         yield f"Cosines to the {beside} that differ most; --json and --output have all"
+    if unseen := [each.name for each in found.algorithms if each.unseen]:
+        yield f"No push of single tokens: {', '.join(unseen)}: the loss reads whole distributions"
     for group in found.alike():
         yield f"One direction: {', '.join(group)}"
     for why, names in by_reason(found.left_out.items()):

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+from rlhf_session.losses import OF_A_RUN
 from torch import Tensor
 
 from rlhf_host import Batch, Experience, Outputs, hookimpl
@@ -27,9 +28,10 @@ class Watched:
         self.__name__ = name
         for attribute in (each for each in dir(algorithm) if not each.startswith("__")):
             marks = getattr(inspect.getattr_static(algorithm, attribute), _MARK, None)
-            if marks is not None and (marks.get("specname") or attribute) == "compute_loss":
+            hook = None if marks is None else marks.get("specname") or attribute
+            if hook == "compute_loss":
                 self._watched = attribute
-            elif marks is not None:
+            elif hook is not None and hook not in OF_A_RUN:  # an X-ray has one batch
                 setattr(self, attribute, getattr(algorithm, attribute))
         self._algorithm = algorithm
 

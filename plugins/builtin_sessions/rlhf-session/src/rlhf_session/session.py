@@ -141,7 +141,7 @@ class TrainableSession:
 
                 def on_signal(number: int, frame: Any, theirs: Any = theirs, earlier: Any = earlier) -> None:
                     if self._ended:  # another session, which ended later, has put it back
-                        signal.signal(number, earlier)
+                        signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
                         signal.raise_signal(number)
                     elif self._depth:
                         theirs(number, frame)

@@ -37,7 +37,8 @@ function algorithms() {
     box.checked = chosen.has(number);
     box.addEventListener("change", () => { box.checked ? chosen.add(number) : chosen.delete(number); answers(); });
     make("span", `${number + 1} ${each.name}`, label);
-    for (const value of [short(each.length), each.rows, each.tokens, each.half]) make("td", value, row);
+    const unseen = each.length > 0 && each.largest === 0;
+    for (const value of [short(each.length), each.rows, each.tokens, each.half]) make("td", unseen && typeof value === "number" ? "–" : value, row);
     data.cosines[number].forEach((value, other) => {
       const cell = make("td", value === null ? "–" : value.toFixed(2).replace("0.", ".").replace("1.00", "1"), row, "cosine");
       cell.title = `${each.name} and ${data.algorithms[other].name}: ${value === null ? "one has no gradient" : value}`;
@@ -52,7 +53,7 @@ function column(answer, number, parent) {
   const place = make("div", null, parent, "column");
   const push = answer.push[number];
   const acting = push.some((value) => value !== 0);
-  make("small", acting ? each.name : `${each.name}: does not act`, place);
+  make("small", acting ? each.name : `${each.name}: ${each.length > 0 && each.largest === 0 ? "reads whole distributions" : "does not act"}`, place);
   const text = make("div", null, place, "text");
   answer.pieces.forEach((piece, token) => {
     const part = make("button", piece, text);
