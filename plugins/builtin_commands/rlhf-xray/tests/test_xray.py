@@ -198,7 +198,7 @@ def test_teachers_are_compared_where_they_are_known(answers, tiny_model, tmp_pat
     (teacher, rloo) = rlhf_host.xray(
         answers, algos=["on_policy_distill", "rloo"], teacher={"model": other}, **settings
     ).algorithms
-    assert teacher.rows == rloo.rows == 16
+    assert teacher.rows == 16 > rloo.rows
     with pytest.raises(UserError, match=r"nothing says which model that is: give --teacher\.model"):
         rlhf_host.xray(answers, algos=["on_policy_distill"], **settings)
     with pytest.raises(UserError, match="its role teacher differs from that of another algorithm"):
