@@ -33,7 +33,7 @@ SLOW = {
         "schedules of verl's five backends; of two of them at every change",
     ),
     "plugins/builtin_sessions/rlhf-session/tests/test_session.py": (
-        r"^(?!test_a_loop_gives_the_weights_of_a_run\[rloo\]|.*(by_hand|add_up|refused_and|not_finite|every_token|not_taken))",
+        r"^(?!test_a_loop_gives_the_weights_of_a_run\[rloo\]|.*(by_hand|add_up|refused_and|not_finite|every_token|not_taken|named_loss))",
         "sessions on Ray, with adapters, a critic, averages and rows, saved and interrupted ones; plain ones at every change",
     ),
     "tests/backends/test_masters.py": (
@@ -328,8 +328,8 @@ SLOW = {
         "a written environment, and the process that plays it",
     ),
     "plugins/builtin_commands/rlhf-xray/tests/test_xray.py": (
-        r"run\[(?!rloo)|ratios|everything_installed|last_layer|that_sampled",
-        "X-rays with everything installed, of runs, of adapters and of later updates; pushes and one gradient at every change",
+        r"run\[(?!rloo)|ratios|everything_installed|last_layer|that_sampled|teachers",
+        "X-rays with everything installed, of runs, adapters, teachers and later updates; pushes and one gradient at every change",
     ),
     "plugins/builtin_commands/rlhf-tinker/tests/test_server.py": ("killed_server", "a server that is killed, and two more"),
     "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),

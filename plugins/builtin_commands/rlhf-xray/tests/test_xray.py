@@ -199,7 +199,7 @@ def test_teachers_are_compared_where_they_are_known(answers, tiny_model, tmp_pat
         answers, algos=["on_policy_distill", "rloo"], teacher={"model": other}, **settings
     ).algorithms
     assert teacher.rows == 16 > rloo.rows
-    with pytest.raises(UserError, match=r"nothing says which model that is: give --teacher\.model"):
+    with pytest.raises(UserError, match=r"nothing says which model that is: give teacher\.model=DIR"):
         rlhf_host.xray(answers, algos=["on_policy_distill"], **settings)
     with pytest.raises(UserError, match="its role teacher differs from that of another algorithm"):
         rlhf_host.xray(answers, algos=["on_policy_distill", sdpo], teacher={"model": other}, **settings)
