@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_host.arguments import Arguments, Settings, configured, in_arguments, speaking
 from rlhf_host.config.check import check, check_evaluation
+from rlhf_host.config.defaults import RunTraits
 from rlhf_host.config.load import read_config
 from rlhf_host.config.resolve import merge_needs
 from rlhf_host.config.resumed import check_resume
 from rlhf_host.config.run_dir import require_run, with_run_dir
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import SHORT
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import UserError
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.needs import Needs, Outcome
 from rlhf_host.runs.directory import RunDirectory
@@ -227,6 +228,8 @@ def train(
     directory = None if resume is None else require_run(Path(resume)).parent
     with configured(asked, "train", config, resume=directory) as (run, manager):
         changes = [] if directory is None else check_resume(directory, run.config, force=force)
+        if run.config.max_restarts and not RunTraits.of(run.config).runtime.remote:
+            changes.append("max_restarts has no effect here: this process is all that the run has; supervised begins others")
         for warning in [*changes, *check(run, manager, merge_needs(manager))]:
             print(f"Warning: {in_arguments(warning)}", file=sys.stderr)
         again = None if directory is None else run.config.model_copy(update={"run_dir": str(directory)})
@@ -238,9 +241,7 @@ def train(
             return Run(Path(str(ready.run_dir)), Outcome("planned", 0), ready, asked)
         from rlhf_host.training.run import train as start
 
-        outcome = start(ready, manager, resume=directory, rows=asked.rows)
-    if outcome.status == "failed":
-        raise RunError(outcome.error or "the run failed")
+        outcome = start(ready, manager, resume=directory, rows=asked.rows, restarts=ready.max_restarts)
     return Run(Path(str(ready.run_dir)), outcome, ready, asked)
 
 
@@ -252,9 +253,8 @@ def load_run(run_dir: str | Path) -> Run:
     """
     files = RunDirectory(run_dir)
     config = read_config(require_run(files.path), quickstart=False).config
-    outcome = Outcome(
-        files.status, files.step, files.path, error=files.about.get("error"), reason=files.about.get("stopped_by")
-    )
+    about = files.about
+    outcome = Outcome(files.status, files.step, files.path, error=about.get("error"), reason=about.get("stopped_by"))
     return Run(files.path, outcome, config, Arguments({}, {}))
 
 

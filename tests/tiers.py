@@ -332,6 +332,14 @@ SLOW = {
         "X-rays with everything installed, of runs, adapters, teachers and later updates; pushes and one gradient at every change",
     ),
     "plugins/builtin_commands/rlhf-tinker/tests/test_server.py": ("killed_server", "a server that is killed, and two more"),
+    "plugins/builtin_commands/rlhf-supervisor/tests/test_supervisor.py": (
+        r"full_disk|stopped|so_often|threads|asked_for.*\[(sys.exit\([^2]|os)|goes_to_the_run.*\[(?!15)",
+        "a full disk, a stopped run, and further signals and exit codes; one of each at every change",
+    ),
+    "tests/runs/test_supervised.py": (
+        "killed|another|at_once",
+        "runs that are killed and begin again; what to install at every change",
+    ),
     "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
     "tests/cli/test_samples.py": ("prompts_of_the_run", "trajectories of an algorithm that writes prompts, scored again"),
     "tests/distributed/vllm/test_vllm.py": (r"before_the_first_sync\[untied\]", "a second kind of model"),

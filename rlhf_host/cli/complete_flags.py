@@ -87,8 +87,7 @@ def _flags(incomplete: str, tree: Located, control: Sequence[str]) -> Iterator[t
 
 def _plugins(flag: str, tree: Located) -> Iterator[tuple[str, str, str]]:
     """Kind, name and prefix of the plugins whose options the flag, or a beginning of it, may name."""
-    named = {name: kind for name, kind in Names().plugins.items() if _dashed(flag).startswith(f"{_dashed(name)}.")}
-    known = {name: (kind, name) for name, kind in named.items()}
+    known = {name: (kind, name) for name, kind in Names().plugins.items() if _dashed(flag).startswith(f"{_dashed(name)}.")}
     known |= {prefix: (kind, spec) for kind, spec, prefix in chosen_plugins(tree)}
     for prefix, (kind, spec) in known.items():
         if _dashed(flag).startswith(_dashed(prefix.partition(".")[0])):
@@ -100,8 +99,7 @@ def _dashed(name: str) -> str:
 
 
 def _values(flag: str, incomplete: str, tree: Located) -> list[CompletionItem]:
-    kind = kind_of(flag)
-    settings = flag == "config"
+    kind, settings = kind_of(flag), flag == "config"
     if kind or settings or flag == "disable":
         names = [*named(info for info in discover() if flag == "disable" or info.kind == (kind or "preset"))]
         names += WORDS if kind == "kernels" else [name for name in recipes() if name not in names] if settings else ()

@@ -100,9 +100,7 @@ class CommandLine:
 
     def refuse_settings(self, why: str) -> None:
         """Raises ``UserError`` where the line chooses settings or a model, and others count."""
-        clashes = self.chosen_settings
-        clashes += [flag.text for flag in self.flags if flag.keys[-2:] == ["actor", "model"]]
-        if clashes:
+        if clashes := self.chosen_settings + [flag.text for flag in self.flags if flag.keys[-2:] == ["actor", "model"]]:
             raise UserError(f"{why}: leave {clashes[0]} out")
 
     def read(self, config: Path | Located | None = None, *, quickstart: bool = True) -> LoadedConfig:

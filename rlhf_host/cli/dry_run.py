@@ -61,9 +61,8 @@ def dry_run(config: RunConfig, manager: PluginManager, resume: Path | None = Non
     for line in [*runtime_plugin(config).describe(start)]:
         click.echo(f"runtime {config.runtime.name}: {line}")
     lines, outlines = rehearse(start, remote=RunTraits.of(config).runtime.remote)
-    for line in lines:
-        click.echo(line)
     for line in [
+        *lines,
         *disk.told(config, start, outlines, Path(str(config.run_dir)), config.train.steps or STEPS),
         *told("forecast", config, manager),
         *(saved.report if saved is not None else ()),

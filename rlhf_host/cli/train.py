@@ -16,12 +16,14 @@ from rlhf_host.config.load import QUICKSTART
 from rlhf_host.config.recipes import require_models
 from rlhf_host.config.resolve import merge_needs, resolve
 from rlhf_host.config.resumed import check_resume, require_plugins
-from rlhf_host.config.run_dir import BEST, config_yaml, require_run, with_run_dir
+from rlhf_host.config.run_dir import BEST, CONFIG, config_yaml, require_run, with_run_dir
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.config.tree import SHORT
-from rlhf_host.errors import RunError, UserError
+from rlhf_host.errors import UserError
 from rlhf_host.phases import phase
+from rlhf_host.plugins.catalogue import install_line
 from rlhf_host.plugins.manager import Loaded
+from rlhf_host.plugins.selection import imported, python_name
 from rlhf_host.plugins.spellings import written_short
 from rlhf_host.records.figures import beside, figure
 from rlhf_host.records.needs import Needs, Outcome
@@ -47,7 +49,7 @@ START = {
     "from-trajectories": "FILE: train on trajectories of rlhf rollout, or of a run with --trajectories.tokens, without sampling",
     "async-depth": "maximum age of a batch, in weight versions: sampling goes on while the trainer works (int)",
     "in-flight-updates": "with --async-depth: new weights come while requests are answered (default: where engine and runtime can)",
-    "max-restarts": "how often a run whose processes died begins again from its last checkpoint by itself (int, default 0)",
+    "max-restarts": "how often a run begins again from its checkpoint by itself, whatever died (int, default 0)",
     "debug": "run everything in one process and one thread, so that a debugger works in any plugin",
     "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
     "seed": "",
@@ -85,12 +87,17 @@ Flags override the file. Write a list by repeating its flag or with commas; a fl
 def train(ctx: click.Context, line: CommandLine) -> None:
     """Train a model: algorithm, rewards, data and all settings as flags or YAML."""
     resume = _resumed(line)
-    loaded = line.read(resume / "config.yaml" if resume else None)
-    if resume:
-        require_plugins(resume, loaded.config)
-    run = resolve(loaded.config, loaded.origins)
+    loaded = line.read(resume / CONFIG if resume else None)
+    config, begun = loaded.config, resume
+    if config.max_restarts and not {"dry-run", "print-config"} & line.own.keys():
+        config, begun = _supervised(config, resume)
+    if begun:
+        require_plugins(begun, config)
+    run = resolve(config, loaded.origins)
     config = run.config
-    changes = check_resume(resume, config, force="force" in line.own) if resume else []
+    changes = check_resume(begun, config, force="force" in line.own) if begun else []
+    if changes and not resume:
+        raise UserError(f"{begun} has a run, {changes[0]}: choose another --run-dir, or {rlhf('train', '--resume', begun)}")
     if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
         return
@@ -101,20 +108,27 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         for warning in [*changes, *check(run, manager, needs)]:
             click.echo(f"Warning: {warning}", err=True)
         dry = "dry-run" in line.own
-        config = config.model_copy(update={"run_dir": str(resume)}) if resume else with_run_dir(config, make=not dry)
+        config = config.model_copy(update={"run_dir": str(begun)}) if begun else with_run_dir(config, make=not dry)
         if dry:
-            dry_run(config, manager, resume)
+            dry_run(config, manager, begun)
             return
         phase("Loading libraries")
         from rlhf_host.training.run import train as start
 
-        outcome = start(config, manager, resume=resume)
+        outcome = start(config, manager, resume=begun)
         as_they_come = all(map(_as_it_comes, (item for item in manager.loaded if item.kind in ("reward", "agent"))))
-    if outcome.status == "failed":
-        raise RunError(outcome.error or "the run failed")
     click.echo("\n".join([_what_next(outcome, config, needs, as_they_come), *told("afterword", config)]))
     if outcome.status == "interrupted":
         ctx.exit(130)
+
+
+def _supervised(config: RunConfig, resume: Path | None) -> tuple[RunConfig, Path | None]:
+    """Returns, in each of the processes that the run has one after the other, its configuration and the directory to resume."""
+    if (info := python_name("supervised")) is None:
+        raise UserError(f"max_restarts needs another package: {install_line('rlhf-supervisor')}")
+    if resume is None and not (config.run_dir and (Path(config.run_dir) / CONFIG).is_file()):
+        config = with_run_dir(config)
+    return config, imported(info)(resume or config.run_dir, restarts=config.max_restarts)
 
 
 def _as_it_comes(item: Loaded) -> bool:
@@ -132,8 +146,8 @@ def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: 
     """
     run_dir = Path(str(config.run_dir))
     if outcome.status == "interrupted":
-        resume = rlhf("train", "--resume", run_dir)
-        return f"\nInterrupted after step {outcome.step}; a checkpoint is written. Continue with:\n  {resume}"
+        again = f"a checkpoint is written. Continue with:\n  {rlhf('train', '--resume', run_dir)}"
+        return f"\nInterrupted after step {outcome.step}; {again}"
     early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
     parts = [name for name in ("metrics.jsonl", "trajectories/", "checkpoints/", "model/") if (run_dir / name).exists()]
     lines = [f"\nFinished{early}. Everything is in {run_dir}: {', '.join(parts)}"]

@@ -39,8 +39,6 @@ def oddities(config: RunConfig, manager: PluginManager, needs: Needs, traits: Ru
     needed = {name for need in needs.roles for name in (need.name, need.source)}
     for role in (role for role in config.roles if role not in needed and role != "actor"):
         yield f"roles.{role} is set, but no chosen plugin needs it: it is not loaded"
-    if config.max_restarts and not traits.runtime.remote:
-        yield f"max_restarts has no effect with runtime {config.runtime.name}, whose processes end with the run"
     if traits.engine.sleeps and not traits.runtime.remote:
         yield (
             f"the engine does not sleep with runtime {config.runtime.name}, where it is in the trainer's process: choose --runtime"

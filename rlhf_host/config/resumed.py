@@ -89,7 +89,7 @@ def _recorded(run_dir: Path) -> dict[str, Any] | None:
 def _differences(then: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
     if isinstance(then, dict) and isinstance(now, dict):
         for key in {**then, **now}:
-            if name or key not in ("name", "run_dir"):
+            if name or key not in ("name", "run_dir", "max_restarts"):
                 yield from _differences(then.get(key), now.get(key), f"{name}.{key}" if name else key)
     elif then != now:
         yield name, _shown(then), _shown(now)

@@ -70,13 +70,11 @@ def in_use(run_dir: Path) -> bool:
     """Returns True if a process holds the directory."""
     import fcntl
 
-    try:
-        with (run_dir / LOCK).open() as lock:
+    with suppress(FileNotFoundError), (run_dir / LOCK).open() as lock:
+        try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+        except BlockingIOError:
+            return True
     return False
 
 

@@ -392,9 +392,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    max_restarts: int = Field(
-        0, ge=0, description="how often a run whose processes or machine died begins again from its last checkpoint by itself"
-    )
+    max_restarts: int = Field(0, ge=0, description="how often a run begins again from its checkpoint by itself, whatever died")
     trajectories: TrajectoryLog = Field(default_factory=TrajectoryLog)
     async_depth: int = Field(
         0,

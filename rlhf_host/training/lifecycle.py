@@ -83,10 +83,9 @@ def close(events: EventLoop, started: Started) -> None:
     """
     under_way = sys.exc_info()[1]
     first: Exception | None = None
-    for each in (started.endpoints, started.bring, started.runtime):
+    for each in (part for part in (started.endpoints, started.bring, started.runtime) if part is not None):
         try:
-            if each is not None:
-                events.run(each.close(), interruptible=False)
+            events.run(each.close(), interruptible=False)
         except Exception as error:
             first = first or error
     if first is not None and under_way is None:

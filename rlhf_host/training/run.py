@@ -37,7 +37,9 @@ from rlhf_host.training.trained_roles import models_of
 log = logging.getLogger(__name__)
 
 
-def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: PythonRows = NO_ROWS) -> Outcome:
+def train(
+    config: RunConfig, manager: PluginManager, *, resume: Path | None = None, rows: PythonRows = NO_ROWS, restarts: int = 0
+) -> Outcome:
     """Train as configured; the run directory is ``config.run_dir``.
 
     Args:
@@ -45,6 +47,7 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         manager: the selected plugins.
         resume: the run directory whose newest checkpoint is taken up; without a checkpoint the run starts over in it.
         rows: data given in Python.
+        restarts: how often it begins again in this process after one of the others is lost.
 
     Raises:
         UserError: for input that cannot be used. What was written before the first step is removed then, unless the directory
@@ -60,16 +63,16 @@ def train(config: RunConfig, manager: PluginManager, *, resume: Path | None = No
         fresh = resume is None and not written(run_dir)
         needs = merge_needs(manager)
         inputs = read_inputs(with_saved_models(config, needs, resume) if resume else config, rows, manager, needs)
-        restarts = 0
+        left = restarts
         while True:
             try:
                 with started_run(config, manager, inputs, run_dir, resume) as (loop, started, checkpoint, notices):
                     return _run(loop, started, checkpoint, resume, notices, fresh)
             except RunError as error:
-                if restarts == config.max_restarts or not (is_lost(error) and checkpoint_dirs(run_dir)):
+                if not (left and is_lost(error) and checkpoint_dirs(run_dir)):
                     raise
-                restarts, resume = restarts + 1, run_dir
-                log.error("%s. Restarting from it (%d of %d)", error, restarts, config.max_restarts)
+                left, resume = left - 1, run_dir
+                log.error("%s. Restarting from it (%d of %d)", error, restarts - left, restarts)
 
 
 @contextmanager
@@ -158,8 +161,8 @@ def _run(
         refused = isinstance(error, UserError) and resume is None
         _rescue(loop, error)
         told = explained(error, run_dir, progress.step, checkpoint)
-        interrupted = isinstance(error, KeyboardInterrupt)
-        outcome = Outcome("interrupted", progress.step, run_dir) if interrupted else replace(outcome, error=message_of(told))
+        failed = replace(outcome, step=progress.step, error=message_of(told))
+        outcome = Outcome("interrupted", progress.step, run_dir) if isinstance(error, KeyboardInterrupt) else failed
         if told is error:
             raise
         raise told from error

@@ -50,6 +50,7 @@ OTHER_GUIDES = {
     "rlhf-session": "python.md",
     "rlhf-sweep": "runs.md",
     "rlhf-tinker": "serving.md",
+    "rlhf-supervisor": "checkpoints.md",
     "rlhf-translate": "coming-from.md",
     "rlhf-xray": "choosing.md",
     "rlhf-kernels": "engines.md",

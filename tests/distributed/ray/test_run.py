@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -213,10 +214,39 @@ def test_a_run_whose_worker_dies_begins_again_from_its_last_checkpoint(rlhf, sma
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "a worker of actor is lost" in err
-    assert "Restarting from it (1 of 1)" in err
+    assert re.search(r"It goes on from the checkpoint of step \d+\b.*\(restart 1 of 1\)", err)
     assert "Traceback" not in out + err
     rewards = [[row["reward/mean"] for row in metrics(each)] for each in (run, tmp_path / "whole")]
     assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    assert [row["step"] for row in metrics(run)] == list(range(1, 13))
+
+
+PYTHON = """
+import sys
+import rlhf_host
+
+model, data, ray_dir, run = sys.argv[1:]
+ray = {"name": "ray", "num_cpus": 4, "num_gpus": 0, "object_store_mb": 200, "temp_dir": ray_dir}
+rlhf_host.train(
+    algo="rloo", rewards="vowels", model=model, data=data, lr=1e-3, n=4, max_new_tokens=8, batch_size=4, steps=12, kernels="none",
+    checkpoint={"every": 1}, runtime=ray, run_dir=run, max_restarts=1, **{"train.threads": 1},
+)
+"""
+
+
+def test_from_python_a_lost_worker_is_replaced_in_the_same_process(fork, environment, tiny_model, prompts, tmp_path, ray_dir):
+    run, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(PYTHON)
+    process = fork([tiny_model, prompts, ray_dir, run], environment, program=script)
+    deadline = time.monotonic() + 300
+    while not (run / "checkpoints/step-000003").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert "Restarting from it (1 of 1)" in err
     assert [row["step"] for row in metrics(run)] == list(range(1, 13))
 
 
