@@ -323,6 +323,7 @@ SLOW = {
     "plugins/builtin_commands/rlhf-sweep/tests/test_sweep.py": (
         "killed_sweep|tasks_of_ray",
         "sweeps that train, one killed and one on Ray; made-up runs at every change",
+    ),
     "plugins/builtin_commands/rlhf-environments/tests/test_environments.py": (
         "played_by_a_process",
         "a written environment, and the process that plays it",
