@@ -52,6 +52,7 @@ OTHERS = {
     "runs",
     "serve",
     "serve-reward",
+    "serve-training",
     "show",
     "view",
 }

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "doctor": "plugins/builtin_commands/rlhf-authoring/tests/test_doctor.py",
     "serve": "tests/cli/test_serve.py",
     "serve-reward": "tests/cli/test_serve_reward.py",
+    "serve-training": "plugins/builtin_commands/rlhf-tinker/tests/test_server.py",
     "chat": "tests/cli/test_chat.py",
     "runs": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
     "show": "plugins/builtin_commands/rlhf-runs/tests/test_runs.py",
@@ -29,7 +30,7 @@ ELSEWHERE = {
     "export": "tests/cli/test_export.py",
     "push": "tests/cli/test_push.py",
 }
-"""Commands that these files start with ``rlhf_process``."""
+"""Commands that these files start in a process of their own."""
 
 
 COMMANDS = {
@@ -39,6 +40,8 @@ COMMANDS = {
     "episodes": ["{run}", "--count", "2"],
     "plan": ["--algo", "grpo", "--actor.model", "{model}", "--json"],
     "xray": ["{run}@1", "--algo", "rloo,raft", "--only-actor", "true", "--json"],
+    "sweep": ["--vary.algo", "rloo,raft", "--seeds", "0,1", "--reward", "math_verifier", "--dry-run"],
+    "env": ["list", "--json"],
     "plugins": ["--json"],
     "completion": ["bash"],
 }
@@ -69,6 +72,8 @@ def test_a_command_starts_and_does_its_work(rlhf_process, at_hand, command):
         "episodes": lambda: done.stdout.count("answer") == 2,
         "plan": lambda: json.loads(done.stdout)["phases"][-1]["phase"] == "sampling",
         "xray": lambda: [each["name"] for each in json.loads(done.stdout)["algorithms"]] == ["rloo", "raft"],
+        "sweep": lambda: done.stdout.endswith("algo-rloo_seed-0\nalgo-rloo_seed-1\nalgo-raft_seed-0\nalgo-raft_seed-1\n"),
+        "env": lambda: isinstance(json.loads(done.stdout), list),
         "plugins": lambda: "rloo" in {plugin["name"] for plugin in json.loads(done.stdout)},
         "completion": lambda: "_RLHF_COMPLETE=bash_complete" in done.stdout,
     }

@@ -185,7 +185,12 @@ def check_rlhf(words):
     if command == "train":
         check_train(rest)
     elif command in ("eval", "rollout", "generate", "replay", "plan"):
-        check_flags(command, rest)
+        check_flags([command], rest)
+    elif words[:2] == ["env", "export"]:
+        check_flags(words[:2], words[2:])
+    elif command == "sweep" and rest[:1] and rest[0].startswith("--vary"):
+        done = rlhf([*words, "--dry-run"])
+        assert done.exit_code == 0, done.output
     else:
         check_plain(words)
 
@@ -214,14 +219,14 @@ def check_train(flags):
     assert done.exit_code == 0, done.output
 
 
-def check_flags(command, flags):
+def check_flags(path, flags):
     """The flags are ones of the command: with ``--help`` behind them, options of the chosen plugins are listed too."""
     plain = [flag for flag in flags if re.match("--?[a-z]", flag)]
-    shown = rlhf([command, *(flag for flag in flags if not PLACEHOLDER.match(flag)), "--help"])
+    shown = rlhf([*path, *(flag for flag in flags if not PLACEHOLDER.match(flag)), "--help"])
     assert shown.exit_code == 0, shown.output
     for flag in plain:
         row = rf"^\s+(?:--?[\w-]+, )*{re.escape(flag)}(?:\s|$|,)|\(default: {re.escape(flag)}\)"
-        assert re.search(row, shown.output, re.M), f"{command} has no {flag}\n{shown.output}"
+        assert re.search(row, shown.output, re.M), f"{' '.join(path)} has no {flag}\n{shown.output}"
 
 
 def check_plain(words):

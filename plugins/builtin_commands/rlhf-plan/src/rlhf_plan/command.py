@@ -33,6 +33,7 @@ CONTROL = ("memory-gb", "device", "json", *(f"{part}-gb" for part in PARTS), *TI
 START = {
     "algo": "NAME: the algorithm, which says what roles there are",
     "actor.model": "the model to train: a directory with a config.json, or a hub name",
+    "reward": "[ALIAS=]NAME: what scores the answers, as in rlhf train",
     "placement": "ROLE+ROLE=DEVICES: these roles share devices (rollout: the engines); repeatable",
     "memory-gb": "memory of a device, in 10⁹ bytes: a run that needs more than 90 % is refused (default: that of a GPU here)",
     "device": "cuda or cpu: kind of the devices (default cuda)",
@@ -51,8 +52,8 @@ SECTIONS = {"rollout": "Rollouts", "train": "Training", "roles": "Models", "data
 
 NOTE = "Computed from config.json and settings; nothing of it was measured on a GPU."
 
-ABOUT = """Say how much memory a run needs on each device in each phase. Flags and files are those of rlhf train; nothing is
-loaded, and of models only config.json is read."""
+ABOUT = """Say how much memory a run needs on each device in each phase, and with --time what its steps take. Flags and files are
+those of rlhf train; of models only config.json is read."""
 
 
 @click.command(

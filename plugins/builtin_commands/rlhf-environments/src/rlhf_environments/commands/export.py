@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from rlhf_host import UserError
 from rlhf_host.commands import near_matches, phase
-from rlhf_host.settings import CommandLine, Located, SettingsCommand, read_config
+from rlhf_host.settings import CommandLine, Flag, Located, SettingsCommand, read_config
 
 HELP_GROUP = "Use a model"
 
@@ -38,8 +39,16 @@ TAKES = (
 )
 
 
+class ExportCommand(SettingsCommand):
+    """Shows the options of the agent NAME, too."""
+
+    def show_help(self, line: CommandLine) -> None:
+        chosen = [] if line.file is None else [Flag("agent", line.file)]
+        super().show_help(replace(line, flags=[*chosen, *line.flags]))
+
+
 @click.command(
-    cls=SettingsCommand,
+    cls=ExportCommand,
     control=tuple(name for name in START if name not in ("data", "reward", "seed")),
     usage="env export [NAME] [FLAGS]",
     about=ABOUT,

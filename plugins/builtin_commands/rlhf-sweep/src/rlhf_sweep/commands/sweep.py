@@ -56,7 +56,7 @@ and the other flags as keys. The same command goes on with a sweep that was stop
     start=START,
     sections={},
     takes_file=True,
-    example="sweep --vary.algo {algo},grpo --vary.lr 1e-4..1e-2:log:3 --seeds 0..2 --steps 20",
+    example="sweep --vary.algo {algo},grpo --vary.lr 1e-4..1e-2:log:3 --seeds 0..2 --reward {reward}",
 )
 @click.pass_context
 def sweep(ctx: click.Context, line: CommandLine) -> None:
