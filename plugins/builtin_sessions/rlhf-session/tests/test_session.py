@@ -421,6 +421,9 @@ def test_an_interrupt_ends_what_runs_and_not_the_session(small, interruptible):
             session.forward_backward(rows, loss=slow)
         with pytest.raises(UserError, match="no gradient waits"):
             session.optim_step()
+        interrupt_soon(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            session.gradient(rows, loss=slow)
         assert len(session.generate(["1+1="], n=2)[0]) == 2
         session.forward_backward(rows, loss="grpo")
         session.optim_step()

@@ -156,17 +156,15 @@ class TrainableSession:
             if self._ended:
                 raise UserError(self._ended)
             self._depth += 1
-            done = False
             try:
                 yield
-                done = True
             except Interrupted:
                 raise KeyboardInterrupt from None
             finally:
                 self._depth -= 1
                 if not self._depth and not self._ended:
                     stopped, self._loop.parts.events.stop_requested = self._loop.parts.events.stop_requested, False
-                    if stopped and done:
+                    if stopped:  # also where what was cut short has led to an error
                         raise KeyboardInterrupt
 
     @property
