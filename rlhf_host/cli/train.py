@@ -118,8 +118,7 @@ def train(ctx: click.Context, line: CommandLine) -> None:
         outcome = start(config, manager, resume=begun)
         as_they_come = all(map(_as_it_comes, (item for item in manager.loaded if item.kind in ("reward", "agent"))))
     click.echo("\n".join([_what_next(outcome, config, needs, as_they_come), *told("afterword", config)]))
-    if outcome.status == "interrupted":
-        ctx.exit(130)
+    ctx.exit(130 if outcome.status == "interrupted" else 0)
 
 
 def _supervised(config: RunConfig, resume: Path | None) -> tuple[RunConfig, Path | None]:

@@ -100,7 +100,8 @@ def _definition(module: str, attribute: str) -> tuple[ast.AST | None, ast.Module
     """Returns a class or function, and the module that defines it, which may be one that its own module imports it from, with its
     name."""
     spec, tree = locate(module), _tree(module)
-    for node in tree.body if spec is not None and tree is not None else ():
+    nodes = tree.body if spec is not None and tree is not None else []
+    for node in (one for each in nodes for one in (each.body if isinstance(each, ast.If) else [each])):  # if TYPE_CHECKING
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == attribute:
             return node, tree, module
         if isinstance(node, ast.ImportFrom) and spec is not None:

@@ -112,6 +112,8 @@ def _place(config: RunConfig) -> Path:
 
 def afterword(config: RunConfig) -> list[str]:
     """The entry point in the group ``rlhf.afterwords``: what the run took beside what was predicted."""
+    if not (Path(str(config.run_dir)) / "metrics.jsonl").is_file():
+        return []
     run = RunDirectory(str(config.run_dir))
     rows = [row for row in run.metrics if row["step"] and isinstance(row.get("time/step"), int | float)]
     if not rows:
