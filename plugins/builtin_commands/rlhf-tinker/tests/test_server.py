@@ -13,13 +13,14 @@ import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from rlhf_authoring.models import write_tiny_model
-from rlhf_tinker import wire
+from rlhf_tinker import app, models, wire
 from rlhf_tinker.app import TrainingServer
 from rlhf_tinker.models import Base, limits
 from rlhf_tinker.states import States
@@ -87,16 +88,18 @@ class Client:
         return answer
 
 
+def config_of(model: Path) -> RunConfig:
+    settings = {"roles": {"actor": {"model": str(model)}}, "train": {"threads": 1}, "kernels": {"name": "none"}}
+    return resolve(RunConfig.model_validate(settings), {}, "rollout").config
+
+
 @pytest.fixture(scope="session")
 def client(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A server in a thread of this process."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "aside").mkdir()
     (folder / "states").mkdir()
-    config = RunConfig.model_validate(
-        {"roles": {"actor": {"model": str(tiny_model)}}, "train": {"threads": 1}, "kernels": {"name": "none"}}
-    )
-    config = resolve(config, {}, "rollout").config
+    config = config_of(tiny_model)
     vocabulary, room = limits(config)
     started, loop = threading.Event(), asyncio.new_event_loop()
     server = TrainingServer(
@@ -280,6 +283,49 @@ def test_data_that_cannot_be_trained_on_is_refused_by_name(model: Model, change:
     assert answer["error"].startswith("datum 1: ")
     assert error in answer["error"]
     assert answer["category"] == "user"
+
+
+@pytest.mark.parametrize("ended", ["finished", "silent"])
+def test_a_model_whose_session_ends_while_it_loads_leaves_its_place(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+):
+    loading, go_on = threading.Event(), threading.Event()
+
+    def opens(model: Any) -> None:
+        loading.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(models.Model, "open", opens)
+    monkeypatch.setattr(app, "SILENT_S", -1.0 if ended == "silent" else 60.0)
+    monkeypatch.setattr(app, "ROOM_S", 0.0)
+    server = TrainingServer(
+        Base("tiny", config_of(tiny_model)), States(tmp_path), KEY, tmp_path, most=1, vocabulary=60, room=512
+    )
+    request: Any = SimpleNamespace(match_info={})
+
+    async def created() -> Any:
+        session = await server._create_session({}, request)
+        body = {**session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4, "seed": 1}}
+        return session["session_id"], (await server._create_model(body, request))["request_id"]
+
+    async def outcome() -> tuple[Any, Any, Any]:
+        request.match_info["session"], first = await created()
+        assert await asyncio.to_thread(loading.wait, 10)
+        if ended == "finished":
+            await server._finish_session({}, request)
+        _, second = await created()
+        refused = await server._requests.result(second)
+        go_on.set()
+        gone = await server._requests.result(first)
+        _, third = await created()
+        made = await server._requests.result(third)
+        await server.close()
+        return refused, gone, made
+
+    refused, gone, made = asyncio.run(outcome())
+    assert "1 models are at work" in refused["error"]
+    assert "was unloaded while it was loading" in gone["error"]
+    assert made["type"] == "create_model"
 
 
 def test_losses_that_are_not_here_say_so(model: Model):

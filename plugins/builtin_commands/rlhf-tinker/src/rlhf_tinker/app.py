@@ -309,6 +309,9 @@ class TrainingServer:
             if saved is not None:
                 await model.worker.submit(partial(model.load, saved.directory, optimizer))
             await asyncio.to_thread(self.states.add_run, run)
+            if self._trained.get(run.run_id) is not trained:
+                told = f"the model {run.run_id} was unloaded while it was loading: its session finished, or sent no heartbeat"
+                raise ApiError(410, told, "finished", "session_id")
         except BaseException:
             await self._close(model)
             self._trained.pop(run.run_id, None)
