@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from rlhf_authoring.models import write_tiny_model
-from rlhf_tinker import app, models, wire
+from rlhf_tinker import app, models, requests, wire
 from rlhf_tinker.app import TrainingServer
 from rlhf_tinker.models import Base, limits
 from rlhf_tinker.states import States
@@ -263,8 +263,32 @@ def test_after_a_failed_pass_no_step_is_taken(model: Model):
     model.passes([DATUM])
     short = {**DATUM, "weights": [1.0]}
     assert "weights has the shape [1], and target_tokens [5]" in model.passes([DATUM, short])["error"]
-    assert "a forward_backward before it failed" in model.ask("optim_step", adam_params=ADAM)["error"]
+    assert "a request before it failed" in model.ask("optim_step", adam_params=ADAM)["error"]
     assert "no gradient waits" in model.ask("optim_step", adam_params=ADAM)["error"]
+
+
+def test_after_a_lost_request_no_step_is_taken(client: Client, model: Model, monkeypatch: pytest.MonkeyPatch):
+    def sent(route: str, body: Any) -> Any:
+        return client.send("POST", route, body)[1]["request_id"]
+
+    def outcome(request_id: str) -> Any:
+        return client.post("retrieve_future", {"request_id": request_id})
+
+    monkeypatch.setattr(requests, "GAP_S", 0.02)
+    model.passes([DATUM])
+    lost = model.next()
+    late = sent("forward_backward", passes(model.id, model.next(), [DATUM]))
+    assert f"waited for {lost}, which did not come" in outcome(late)["error"]
+    assert f"failed: request {lost} did not come" in model.ask("optim_step", adam_params=ADAM)["error"]
+    assert "no gradient waits" in model.ask("optim_step", adam_params=ADAM)["error"]
+
+    model.passes([DATUM])
+    lost = model.next()
+    late = sent("optim_step", {"model_id": model.id, "seq_id": model.next(), "adam_params": ADAM})
+    assert f"waited for {lost}, which did not come" in outcome(late)["error"]
+    assert "no gradient waits" in model.ask("optim_step", adam_params=ADAM)["error"]
+    model.passes([DATUM])  # complete again
+    assert "metrics" in model.ask("optim_step", adam_params={**ADAM, "learning_rate": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -387,11 +387,13 @@ class TrainingServer:
             self._requests.start(pending, unload)
         return first(pending)
 
-    def _ordered(self, trained: Trained, seq_id: Any, digest: Any, work: Any) -> Any:
-        """Returns the answer to a request of a model, which is done after those before it.
+    def _ordered(self, trained: Trained, seq_id: Any, digest: Any, work: Any, *, steps: bool = False) -> Any:
+        """Returns the answer to a request of a model, which is done after those before it. If one of these does not come, the
+        gradients that wait are dropped and the next optimizer step is refused.
 
         Args:
             work: ``await work(model)``.
+            steps: the request is an optimizer step.
         """
         order, model_id = whole(seq_id, "seq_id", 1, 2**31 - 1), trained.run.run_id
         pending, new = self._requests.begin(f"{model_id}:{order}", digest, {"model_id": model_id})
@@ -403,8 +405,12 @@ class TrainingServer:
                 result: Result = await work(trained.model)
                 return result
 
+            async def missed(why: str) -> None:
+                if (model := trained.model) is not None:
+                    await model.worker.submit(partial(model.fail, None if steps else why))
+
             try:
-                trained.line.add(order, pending, run)
+                trained.line.add(order, pending, run, missed)
             except ApiError as error:
                 self._requests.fail(pending, error)
         return first(pending)
@@ -454,7 +460,7 @@ class TrainingServer:
             metrics = await model.worker.submit(partial(model.optim_step, lr, settings))
             return {"type": "optim_step", "metrics": metrics}
 
-        return self._ordered(trained, body.get("seq_id"), _digest(body), work)
+        return self._ordered(trained, body.get("seq_id"), _digest(body), work, steps=True)
 
     # Saved weights
 

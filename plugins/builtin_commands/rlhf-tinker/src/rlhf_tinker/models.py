@@ -188,8 +188,12 @@ class Model:
             loss.job = self._whole.job = None
         return [job.logprobs[number] for number in range(len(job.data))], metrics_of(job)
 
-    def fail(self, why: str) -> None:
-        """Drops the gradients that wait, and lets the next step be refused: it would be one of a part of the data."""
+    def fail(self, why: str | None) -> None:
+        """Drops the gradients that wait, and lets the next step be refused: it would be one of a part of the data.
+
+        Args:
+            why: None: that step is refused already.
+        """
         self.failed = why
         if self.session is not None:
             self.session.drop()
@@ -198,7 +202,7 @@ class Model:
         failed, self.failed = self.failed, None
         if failed is not None:
             self._running.drop()
-            raise UserError(f"no step is taken, because a forward_backward before it failed: {failed}")
+            raise UserError(f"no step is taken, because a request before it failed: {failed}")
         metrics = self._running.optim_step(lr=lr, **settings)
         self.number += 1
         return {"grad_norm": metrics["grad_norm"]} if "grad_norm" in metrics else {}

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlhf_server import ApiError
@@ -26,6 +27,8 @@ AHEAD = 4096
 Result = dict[str, Any] | bytes
 """JSON, or a message in protobuf."""
 Work = Callable[[], Awaitable[Result]]
+Missed = Callable[[str], Awaitable[None]]
+"""Takes why a request is not done."""
 
 
 def failure(error: BaseException) -> dict[str, str]:
@@ -123,16 +126,22 @@ class Line:
     def __init__(self, requests: Requests):
         self._requests = requests
         self._next = 1
-        self._waiting: dict[int, tuple[Pending, Work]] = {}
+        self._waiting: dict[int, tuple[Pending, Work, Missed]] = {}
         self._last: asyncio.Task[None] | None = None
 
-    def add(self, number: int, pending: Pending, work: Work) -> None:
-        """Raises ``ApiError`` for a number that was passed over, and for too many requests."""
+    def add(self, number: int, pending: Pending, work: Work, missed: Missed) -> None:
+        """Adds a request.
+
+        Args:
+            missed: done in place of ``work`` if a request before it does not come. Later ones begin after it.
+
+        Raises ``ApiError`` for a number that was passed over, and for too many requests.
+        """
         if number < self._next:
             raise ApiError(400, f"seq_id {number} comes after {self._next - 1}", "invalid_value", "seq_id")
         if len(self._waiting) >= AHEAD:
             raise ApiError(429, "too many requests of this model are waiting", "overloaded")
-        self._waiting[number] = pending, work
+        self._waiting[number] = pending, work, missed
         self._go_on()
         if number in self._waiting:
             asyncio.get_running_loop().call_later(GAP_S, self._give_up, number)
@@ -157,15 +166,17 @@ class Line:
 
         return run
 
+    async def _refuse(self, late: int, missing: int, missed: Missed) -> Result:
+        await missed(f"request {missing} did not come")
+        raise RunError(f"request {late} waited for {missing}, which did not come in {GAP_S:g} s")
+
     def _give_up(self, number: int) -> None:
         if number not in self._waiting:
             return
+        missing = self._next
         for late in sorted(self._waiting):
             if late <= number:
-                missing = self._next
-                pending, _ = self._waiting.pop(late)
-                self._requests.fail(
-                    pending, RunError(f"request {late} waited for {missing}, which did not come in {GAP_S:g} s")
-                )
+                pending, _, missed = self._waiting.pop(late)
+                self._requests.start(pending, self._after(partial(self._refuse, late, missing, missed)))
                 self._next = late + 1
         self._go_on()
