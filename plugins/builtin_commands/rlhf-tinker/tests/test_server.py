@@ -20,11 +20,13 @@ import numpy as np
 import pytest
 import torch
 from rlhf_authoring.models import write_tiny_model
+from rlhf_session import TrainableSession
 from rlhf_tinker import app, models, requests, wire
 from rlhf_tinker.app import TrainingServer
 from rlhf_tinker.models import Base, limits
 from rlhf_tinker.states import States
 
+from rlhf_host import RunError
 from rlhf_host.settings import RunConfig, resolve
 
 KEY = "tml-a-key-of-the-tests"
@@ -265,6 +267,22 @@ def test_after_a_failed_pass_no_step_is_taken(model: Model):
     assert "weights has the shape [1], and target_tokens [5]" in model.passes([DATUM, short])["error"]
     assert "a request before it failed" in model.ask("optim_step", adam_params=ADAM)["error"]
     assert "no gradient waits" in model.ask("optim_step", adam_params=ADAM)["error"]
+
+
+def test_after_a_step_that_is_not_finite_samples_are_drawn(client: Client, model: Model, monkeypatch: pytest.MonkeyPatch):
+    sampler, text = sampler_of(model), [5, 6, 7, 8]
+    first = scored(client, sampler, text)
+    model.passes([{**DATUM, "weights": [1e30] * 5}])
+    assert "the gradient norm is inf" in model.ask("optim_step", adam_params=ADAM)["error"]
+    np.testing.assert_array_equal(scored(client, sampler, text, 1), first)
+
+    def half(self: Any, **settings: Any) -> dict[str, float]:
+        self._stepped = True
+        raise RunError("of two roles one has stepped")
+
+    monkeypatch.setattr(TrainableSession, "optim_step", half)
+    assert "one has stepped" in model.ask("optim_step", adam_params=ADAM)["error"]
+    np.testing.assert_array_equal(scored(client, sampler, text, 2), first)
 
 
 def test_after_a_lost_request_no_step_is_taken(client: Client, model: Model, monkeypatch: pytest.MonkeyPatch):

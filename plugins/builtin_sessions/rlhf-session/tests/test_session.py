@@ -18,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rlhf_session import TrainingRow
 from rlhf_session.losses import Losses
+from rlhf_session.session import _nothing_moved
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rlhf_host
-from rlhf_host import LossTerm, Needs, Reward, RoleNeed, RunError, UserError, hookimpl
+from rlhf_host import LossTerm, Metric, Needs, Reward, RoleNeed, RunError, UserError, hookimpl
+from rlhf_host.internals import Metrics
+from rlhf_host.protocols import Update
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -622,6 +625,34 @@ def test_a_loss_that_is_not_finite_takes_no_step(small):
             session.forward_backward(rows, loss=broken)
         session.forward_backward(rows, loss="grpo")
         assert session.optim_step(lr=0.0)["grad_norm"] == pytest.approx(float(before.norm()), rel=1e-5)
+
+
+def test_a_refused_step_needs_no_sync_unless_weights_moved(small):
+    def steep(outputs, batch):
+        return -outputs.logprobs * 1e30
+
+    with rlhf_host.trainable_session(**small, async_depth=1) as session:
+        rows = rows_for(session, 1)
+        session.forward_backward(rows, loss=steep)
+        with pytest.raises(RunError, match="step 1: actor: the gradient norm is inf"):
+            session.optim_step()
+        assert not session._loop.gate.closed
+        session.generate(["1+1="], max_new_tokens=1)
+        session.forward_backward(rows, loss=likelihood)
+        session.optim_step()
+        session.forward_backward(rows, loss=steep)
+        with pytest.raises(RunError, match="step 2: actor: the gradient norm is inf"):
+            session.optim_step()
+        with pytest.raises(UserError, match="call sync first"):
+            session.generate(["1+1="])
+
+
+@pytest.mark.parametrize(("stepped", "moved"), [((), False), ("actor/grad_norm", True)])
+def test_a_step_that_is_refused_for_a_later_role_has_moved_weights(stepped, moved):
+    metrics = Metrics()
+    metrics.add([Metric(name, 1.0) for name in ("loss", stepped) if name])
+    assert _nothing_moved(Update(metrics, "critic: the gradient norm is inf")) is not moved
+    assert not _nothing_moved(Update(metrics))
 
 
 def test_a_directory_of_a_run_is_not_taken(small):

@@ -203,7 +203,11 @@ class Model:
         if failed is not None:
             self._running.drop()
             raise UserError(f"no step is taken, because a request before it failed: {failed}")
-        metrics = self._running.optim_step(lr=lr, **settings)
+        try:
+            metrics = self._running.optim_step(lr=lr, **settings)
+        except BaseException:
+            self.synced = -1  # the session may wait for sync, although the weights are those of before
+            raise
         self.number += 1
         return {"grad_norm": metrics["grad_norm"]} if "grad_norm" in metrics else {}
 

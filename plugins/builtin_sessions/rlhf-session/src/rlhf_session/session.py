@@ -376,10 +376,17 @@ class TrainableSession:
         if lr is not None:
             self._trainer.adjust(role, lr=lr)
             progress.rates[role] = float(lr)  # which a state keeps
-        self._stepped, self._waiting = True, 0
-        if self._loop.gate is not None and self.config.async_depth and self._in_place:
-            self._loop.parts.events.run(self._loop.hold(self._loop.gate), interruptible=False)  # until sync
-        metrics = self._metrics(self._trainer.optim_step())
+        stepped, self._stepped, self._waiting = self._stepped, True, 0
+        held = self._loop.gate if self.config.async_depth and self._in_place else None
+        if held is not None:
+            self._loop.parts.events.run(self._loop.hold(held), interruptible=False)  # until sync
+        update = self._trainer.optim_step()
+        # Engines on Ray that share devices with the trainer sleep from here until sync, whatever became of the step.
+        if not stepped and _nothing_moved(update) and not getattr(self._trainer, "ahead", False):
+            self._stepped = False
+            if held is not None:
+                held.release()
+        metrics = self._metrics(update)
         self._moved = True
         progress.step += 1
         for need in self._needs.roles:
@@ -567,6 +574,11 @@ def _path(path: Any, method: str) -> Path:
     if not isinstance(path, str | Path):
         raise UserError(f"{method} takes a path, not {path!r:.60}")
     return Path(path).expanduser()
+
+
+def _nothing_moved(update: Update) -> bool:
+    """True if the first role's step was refused; those after it stay as they are, too. A role that steps gives its norm."""
+    return update.refused is not None and not any(name.endswith("grad_norm") for name in update.metrics.result())
 
 
 def _projected(gradients: Mapping[str, Tensor], size: int) -> Tensor:
