@@ -10,7 +10,7 @@ import torch
 from rlhf_plan import time_plan
 from rlhf_plan.answers import of_limits, of_path
 from rlhf_plan.counted_passes import count
-from rlhf_plan.gpu_time import GPUS
+from rlhf_plan.gpu_time import GPUS, GpuTime
 from rlhf_plan.items import GPU_NAMES
 from rlhf_plan.prediction import Prediction, afterword, compared, keep, kept
 from rlhf_plan.short_models import Layers, layers_of, write_short
@@ -185,6 +185,26 @@ def test_gpus_are_computed_as_a_range(plan, config_at, cache, host):
     products = training / (0.75 * 989e12) / 8
     assert products < found["parts"]["passes"]["low"] < 2.5 * products
     assert any("computed, not measured" in note for note in found["notes"])
+
+
+def test_evaluations_are_not_hidden_behind_training(plan, cache, host, monkeypatch, tmp_path):
+    seconds = {"sampling": Span(4, 8, 16), "passes": Span(4, 5, 6), "optimizer": Span(1, 1, 1), "sync": Span(0, 0, 0)}
+    monkeypatch.setattr(time_plan, "computed_on_gpus", lambda *arguments: GpuTime(seconds, 1, []))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{i}+1=", "label": str(i + 1)}) + "\n" for i in range(12)))
+    flags = ("--actor.model", "quickstart", "--data", rows, "--eval.data", rows, "--reward", "math_verifier", "--rollout.n", "2")
+    flags += ("--time", "--gpu", "H100", "--train.steps", "10", "--eval.every", "5", "--train.batch-size", "2", "--json")
+    found = json.loads(plan(*flags, "--async-depth", "1").stdout)
+    assert found["parts"]["sampling"]["low"] == 0
+    # three evaluations of 12 answers, where a step has 4
+    assert (found["evaluations"]["low"], found["evaluations"]["high"]) == (3 * 4, 3 * 3 * 16)
+    assert any("evaluations sample 36 answers" in note and "3 to 9 times" in note for note in found["notes"])
+
+
+def test_an_evaluation_of_fewer_answers_than_a_step_takes_a_part_of_one():
+    assert time_plan.batches_of(4, 8) == (0.5, 1.0)
+    assert time_plan.batches_of(24, 8) == (1.0, 3.0)
+    assert time_plan.sampled_again(Span(1, 2, 4), 1.0, 4.0) == Span(1, 4, 16)
 
 
 @pytest.mark.parametrize(

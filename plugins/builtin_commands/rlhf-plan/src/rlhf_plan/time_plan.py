@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -20,7 +21,7 @@ from rlhf_plan.cpu_time import timed_on_cpu
 from rlhf_plan.dry_steps import dry_steps
 from rlhf_plan.gpu_time import LINK_GBS, computed_on_gpus, gpu_named
 from rlhf_plan.prediction import Prediction
-from rlhf_plan.spans import Span
+from rlhf_plan.spans import Span, short
 
 PROMPTS = 20
 """Prompts of which answers are sampled with ``--measure-answers``."""
@@ -82,19 +83,40 @@ def predict(config: RunConfig, manager: Any, asked: Asked) -> Prediction:
         notes.append(f"the host's own seconds are those of dry steps on this CPU, with an error of {100 * HOST_ERROR:.0f} %")
         notes.append("without start, checkpoints, rewards that compute, and restarts")
         device = f"{devices} × {asked.gpu}"
+    sampling = parts["sampling"]
     if config.async_depth:
         notes.append("sampling ahead: the range begins where it is hidden behind training")
-        hidden = min(parts["sampling"].low, parts["passes"].low)
-        parts["sampling"] = Span(parts["sampling"].low - hidden, parts["sampling"].middle, parts["sampling"].high)
+        hidden = min(sampling.low, parts["passes"].low)
+        parts["sampling"] = Span(sampling.low - hidden, sampling.middle, sampling.high)
     evaluations = Span(0, 0, 0)
     if tasks is not None and tasks.held_out is not None:
-        answers = len(tasks.held_out) * config.eval.n * _evaluations(config, steps)
-        evaluations = parts["sampling"].times(answers / (config.train.batch_size * config.rollout.n))
-        notes.append(f"evaluations sample {answers:,} answers, each as long as in training")
+        answers, times = len(tasks.held_out) * config.eval.n, _evaluations(config, steps)
+        low, high = batches_of(answers, config.train.batch_size * config.rollout.n)
+        evaluations = sampled_again(sampling, times * low, times * high)
+        notes.append(
+            f"evaluations sample {times * answers:,} answers, each as long as in training. The range is {short(times * low)} to"
+            f" {short(times * high)} times the sampling of a step: an engine may answer a large batch in the time of a small one"
+        )
     elif config.eval.data.sources:
         notes.append("without evaluations: what held-out rows take is not known")
     span = None if lengths is None else lengths.mean
     return Prediction(parts, steps, evaluations, devices, device, notes, cpu, span)
+
+
+def batches_of(answers: int, rows: int) -> tuple[float, float]:
+    """Returns how many times the sampling of a step of so many ``rows`` an evaluation takes, at least and at most.
+
+    At one end, a batch takes as long as its answers have tokens, whatever their number; at the other, each answer takes as long as
+    in a step.
+    """
+    share = answers / rows
+    return min(1.0, share), max(1.0, share)
+
+
+def sampled_again(sampling: Span, low: float, high: float) -> Span:
+    """Returns the seconds of ``low`` to ``high`` times the sampling of a step."""
+    ends = low * sampling.low, high * sampling.high
+    return Span(ends[0], math.sqrt(ends[0] * ends[1]), ends[1])
 
 
 def _lengths(config: RunConfig, asked: Asked) -> Lengths:
