@@ -192,7 +192,18 @@ def test_evaluations_are_not_hidden_behind_training(plan, cache, host, monkeypat
     monkeypatch.setattr(time_plan, "computed_on_gpus", lambda *arguments: GpuTime(seconds, 1, []))
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{i}+1=", "label": str(i + 1)}) + "\n" for i in range(12)))
-    flags = ("--actor.model", "quickstart", "--data", rows, "--eval.data", rows, "--reward", "math_verifier", "--rollout.n", "2")
+    flags = (
+        "--actor.model",
+        "quickstart",
+        "--data",
+        rows,
+        "--eval.data",
+        rows,
+        "--reward",
+        "math_verifier",
+        "--rollout.n",
+        "2",
+    )
     flags += ("--time", "--gpu", "H100", "--train.steps", "10", "--eval.every", "5", "--train.batch-size", "2", "--json")
     found = json.loads(plan(*flags, "--async-depth", "1").stdout)
     assert found["parts"]["sampling"]["low"] == 0
@@ -217,6 +228,7 @@ def test_an_evaluation_of_fewer_answers_than_a_step_takes_a_part_of_one():
         (["--time", "--answers", "nowhere"], "--answers nowhere: no such run or file"),
         (["--time", "--link-gbs", "9"], "--link-gbs 9: give LOW..HIGH"),
         (["--time", "--engine", "http", "--engine.urls", "http://127.0.0.1:9"], "the rate of the engine http is unknown"),
+        (["--time", "--gpu", "H100", "--placement", "actor=4"], "runtime local has one process and takes no placement"),
         (["--time", "--runtime", "ray"], "--time on CPUs is for --runtime local"),
     ],
 )

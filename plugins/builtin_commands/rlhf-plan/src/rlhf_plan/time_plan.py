@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf_host import UserError
 from rlhf_host.commands import phase
-from rlhf_host.internals import TaskData, read_inputs
+from rlhf_host.internals import RunTraits, TaskData, read_inputs, refusals
 from rlhf_host.settings import RunConfig, merge_needs, write_yaml
 from rlhf_plan.answers import Lengths, of_limits, of_path
 from rlhf_plan.cpu_time import timed_on_cpu
@@ -53,6 +53,8 @@ def predict(config: RunConfig, manager: Any, asked: Asked) -> Prediction:
     needs = merge_needs(manager)
     if not any(need.name == "actor" for need in needs.roles):
         raise UserError("no algorithm is chosen, so there is no run to time: give --algo NAME")
+    if reasons := list(refusals(config, RunTraits.of(config), needs)):
+        raise UserError("\n".join(reasons))
     if not needs.samples and (asked.answers or asked.measure):
         raise UserError("--answers and --measure-answers: this run samples nothing, its rows have their answers")
     if asked.gpu is not None:
