@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from rlhf_authoring.models import write_tiny_model
 from rlhf_xray.measures import Algorithm, XRay, cosines
+from rlhf_xray.saved_batch import SavedBatch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlhf_host
@@ -244,6 +245,56 @@ def test_of_a_run_the_model_is_the_one_that_sampled(runs, tiny_model):
         assert found.about["step"] == step
         assert found.about["old_logprobs"] == "model"
         assert found.about["logprob_gap"]["max"] < 1e-3
+
+
+@pytest.fixture
+def run_of_rows(answers, tiny_model, tmp_path):
+    """Writes a run directory by hand: step 3, sampled by weights of some versions, with models after steps 1 and 2."""
+
+    def write(versions, actor=None, **settings):
+        run = tmp_path / "run"
+        rows = [json.loads(line) for line in answers.read_text().splitlines()]
+        for number, row in enumerate(rows):
+            row["step"] = 3
+            for segment in row["segments"]:
+                if segment["kind"] == "action":
+                    segment["versions"] = [versions[number % len(versions)]] * len(segment["token_ids"])
+        (run / "trajectories").mkdir(parents=True)
+        (run / "trajectories/train-step-000003.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for step in (1, 2):
+            place = run / f"checkpoints/step-{step:06}"
+            place.mkdir(parents=True)
+            (place / "state.json").write_text("{}")
+            (place / "model").symlink_to(tiny_model, target_is_directory=True)
+        tree = {"train": {"steps": 3}, "checkpoint": {}, "data": {"sources": []}, "roles": {"actor": actor or {}}, **settings}
+        tree["roles"]["actor"].setdefault("model", str(tiny_model))
+        (run / "config.yaml").write_text(json.dumps(tree))
+        return run
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("versions", "model", "old"),
+    [([2], "step-000002", "model"), ([1], "step-000001", "model"), ([1, 2], "step-000002", "file")],
+)
+def test_of_a_run_that_sampled_ahead_the_versions_of_rows_count(run_of_rows, versions, model, old):
+    batch = SavedBatch.of(f"{run_of_rows(versions, async_depth=1)}@3", None, None, None)
+    assert model in batch.model
+    assert batch.old_logprobs == old
+    assert [("ratios are to the log-probabilities of the file" in notice) for notice in batch.notices] == [True] * (
+        old == "file"
+    )
+
+
+def test_the_model_that_a_run_began_with_is_loaded_as_the_run_loaded_it(run_of_rows, tiny_model):
+    how = {"revision": "main", "adapter": "adapters/x", "tokenizer": "tok", "dtype": "bfloat16"}
+    run = run_of_rows([0], actor={**how, "quantize": None, "attn_implementation": "auto", "trust_remote_code": False})
+    batch = SavedBatch.of(f"{run}@3", None, None, None)
+    assert (Path(batch.model), batch.loaded) == (tiny_model, how)
+    assert SavedBatch.of(f"{run}@3", tiny_model, None, None).loaded == {}
+    with pytest.raises(UserError, match="the run began with the adapter adapters/x"):
+        rlhf_host.xray(f"{run}@3", algos=["rloo"], weights="lora")
 
 
 WRONG = {

@@ -93,7 +93,14 @@ def compare(
     """Is ``xray``, with errors that speak of flags."""
     batch = SavedBatch.of(saved, model, step, old_logprobs)
     candidates = Candidates.of(algos, only_actor=only_actor, given=_models_of(settings, config))
-    settings = {**settings, **_trained(weights, batch.model)}
+    given = _actor_settings(settings, config)
+    loaded = {f"actor.{name}": value for name, value in batch.loaded.items() if name not in given}
+    if "actor.adapter" in loaded and weights != "all":
+        raise UserError(
+            f"--weights {weights}: the run began with the adapter {loaded['actor.adapter']}, and an adapter's weights are all that"
+            " have gradients: leave --weights out, or merge the adapter (rlhf merge-lora) and give --model DIR"
+        )
+    settings = {**loaded, **settings, **_trained(weights, batch.model)}
     if config is None:
         settings = {**USUAL, **settings}
     old = "sampler" if batch.old_logprobs == "file" else "fused"
@@ -106,6 +113,19 @@ def compare(
         **cast(dict[str, Any], {"train.old_logprobs": old, **settings}),
     ) as session:
         return _Xray(session, roles, batch, candidates, named=algos is not None, weights=weights).run(on_progress)
+
+
+def _actor_settings(settings: Mapping[str, Any], config: str | Path | Sequence[str | Path] | None) -> set[str]:
+    """Returns the settings of the actor that are given."""
+    files = [] if config is None else [config] if isinstance(config, str | Path) else config
+    found: set[str] = set()
+    for each in (settings, *(plain(read_yaml(Path(file))) for file in files)):
+        roles = each["roles"] if isinstance(each.get("roles"), Mapping) else {}
+        for section in (each.get("actor"), each.get("roles.actor"), roles.get("actor")):
+            found |= set(map(str, section)) if isinstance(section, Mapping) else set()
+        names = (name.removeprefix("roles.") for name in each)
+        found |= {name.removeprefix("actor.") for name in names if name.startswith("actor.")}
+    return {name.replace("-", "_") for name in found}
 
 
 def _models_of(settings: Mapping[str, Any], config: str | Path | Sequence[str | Path] | None) -> set[str]:
