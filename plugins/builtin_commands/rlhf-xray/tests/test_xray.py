@@ -130,6 +130,7 @@ def test_ratios_to_the_file_clip(answers, tiny_model, tmp_path):
     settings = {"model": tiny_model, "algos": ["grpo", "grpo/pg"], "train": {"threads": 1}}
     first, later = (rlhf_host.xray(file.path, old_logprobs=old, **settings) for old in ("model", "file"))
     assert later.about["logprob_gap"]["mean"] == pytest.approx(1.0, abs=1e-3)
+    assert any("differ by 1 on average" in notice for notice in first.about["notices"])
     for before, after in zip(first.algorithms[0].push, later.algorithms[0].push, strict=True):
         # every ratio is e: a clip leaves only what makes tokens less likely
         assert after == pytest.approx([math.e * value if value < 0 else 0.0 for value in before], rel=1e-3)

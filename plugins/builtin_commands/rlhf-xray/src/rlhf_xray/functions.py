@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 USUAL = {"backend": {"name": "torch", "optimizer": "SGD"}, "kernels": "none"}
 """Settings where nobody gives others: no step is taken, and SGD keeps nothing beside the weights."""
+FAR = 0.05
+"""Mean difference of log-probabilities of file and model from which it is another model: rounding is less, even in 16 bits."""
 RANK = 8
 """Rank of the adapter of ``weights="lora"``."""
 
@@ -285,6 +287,14 @@ class _Xray:
                 gaps += [abs(now - then) for now, then in zip(here, known or (), strict=False)]
                 place += len(segment.token_ids)
         gaps = [gap for gap in gaps if math.isfinite(gap)]
+        mean = math.fsum(gaps) / len(gaps) if gaps else 0.0
+        notices = list(self.batch.notices)
+        if mean > FAR:
+            notices.append(
+                f"log-probabilities of file and model differ by {mean:.2g} on average, more than {FAR}: this model, with these"
+                " settings, is not the one that sampled the answers, and gradients are not those of the run: give that with"
+                " --actor.model, or the run's settings of its model"
+            )
         return {
             "step": self.batch.step,
             "from": self.batch.where,
@@ -296,6 +306,6 @@ class _Xray:
             "weights": self.weights,
             "numbers": numbers,
             "old_logprobs": self.batch.old_logprobs,
-            "logprob_gap": {"mean": math.fsum(gaps) / len(gaps), "max": max(gaps)} if gaps else None,
-            "notices": self.batch.notices,
+            "logprob_gap": {"mean": mean, "max": max(gaps)} if gaps else None,
+            "notices": notices,
         }
