@@ -160,6 +160,46 @@ def test_nothing_is_written_where_something_is_wrong(sweep, tmp_path, words, sai
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
 
 
+GRPO = '{"name":"grpo","clip_eps":%s}'
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--algo.clip_eps", "0.4", f"--vary.algo={GRPO % 0.1},{GRPO % 0.2}"],
+            "--vary.algo[clip_eps] is overridden by --algo.clip_eps: leave one out",
+        ),
+        (
+            [f"--vary.algo=rloo,{GRPO % 0.1}", "--vary.algo.clip-eps", "0.3,0.4"],
+            "--vary.algo[clip_eps] is overridden by --vary.algo.clip-eps: leave one out (in 2 of",
+        ),
+        (
+            ["--algo", "rloo", "--lr", "1e-3", '--vary.roles.actor={"lr":1e-5},{"lr":1e-4}'],
+            "--vary.roles.actor[lr] is overridden by --lr: leave one out",
+        ),
+        (
+            ["--algo", "rloo", "--actor.lora-rank", "8", '--vary.actor={"lora":{"rank":2}},{"lora":{"rank":4}}'],
+            "--vary.actor[lora][rank] is overridden by --actor.lora-rank: leave one out",
+        ),
+        (["s.yaml", "--algo.clip-eps", "0.4"], "s.yaml:1: vary.algo[clip_eps] is overridden by --algo.clip-eps: leave one out"),
+    ],
+)
+def test_a_value_of_an_alternative_that_would_not_count_is_refused(sweep, tmp_path, words, said):
+    (tmp_path / "s.yaml").write_text(f"vary: {{algo: [{GRPO % 0.1}, {GRPO % 0.2}]}}".replace(":", ": "))
+    done = sweep(*words[:1], *BASE, *words[1:]) if words[0] == "s.yaml" else sweep(*BASE, *words)
+    assert done.exit_code == 2, done.output
+    assert said in done.output
+
+
+def test_runs_have_the_values_of_their_alternatives(sweep, tmp_path):
+    (tmp_path / "s.yaml").write_text(f"settings: {{algo: {{name: grpo, clip_eps: 0.4}}}}\nvary: {{algo: [{GRPO % 0.1}, rloo]}}")
+    done = sweep("s.yaml", *BASE, "-o", "s")
+    assert done.exit_code == 0, done.output
+    configs = [plain(read_yaml(path))["algo"] for path in sorted(tmp_path.glob("s/runs/*/config.yaml"))]
+    assert [(each["name"], each.get("clip_eps")) for each in configs] == [("grpo", 0.1), ("rloo", 0.2)]
+
+
 def test_all_mistakes_are_told_at_once(sweep):
     done = sweep(*BASE, "--vary.algo", "rloo,grpoo", "--vary.actor.lr", "1,x")
     assert done.exit_code == 2

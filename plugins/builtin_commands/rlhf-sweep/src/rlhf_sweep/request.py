@@ -213,9 +213,12 @@ def with_values(request: Request, values: Mapping[str, Any], seed: int | None) -
 
 
 def _located(value: Any, where: str) -> Located:
+    """Each value has a place of its own, so that the origins of a run's settings say which of them counted."""
     if isinstance(value, dict):
-        return Located({key: _located(item, where) for key, item in value.items()}, where)
-    return Located([_located(item, where) for item in value] if isinstance(value, list) else value, where)
+        return Located({key: _located(item, f"{where}[{key}]") for key, item in value.items()}, where)
+    if isinstance(value, list):
+        return Located([_located(item, f"{where}[{number}]") for number, item in enumerate(value)], where)
+    return Located(value, where)
 
 
 def _flag(name: str, value: Any) -> Flag:
