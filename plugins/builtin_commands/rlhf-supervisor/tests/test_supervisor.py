@@ -199,6 +199,39 @@ assert not Path(f"/proc/{left}").exists()
     other.wait()
 
 
+def test_what_the_program_had_started_before_is_not_of_the_run(tmp_path):
+    """Neither are what that starts later and its exit code; an orphan of the run is let go of while the run goes on."""
+    before = """
+import subprocess, sys
+ended = subprocess.Popen(["sh", "-c", "exit 7"])
+server = subprocess.Popen(["sh", "-c", "sleep 0.1; sleep 300; true"], start_new_session=True)
+"""
+    body = """
+subprocess.run(["sh", "-c", "sleep 0.02 & echo $!"], stdout=(run / "orphan").open("w"))
+orphan = int((run / "orphan").read_text())
+deadline = time.monotonic() + 30
+while Path(f"/proc/{orphan}").exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+if attempt == 1:
+    time.sleep(0.15)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    after = """
+except SystemExit:
+    print(ended.wait(), server.poll())
+    os.killpg(server.pid, 9)
+    raise
+
+def note"""
+    program = before + PROGRAM.replace("resume = ", "try:\n    resume = ", 1).replace("\ndef note", after, 1)
+    command = [sys.executable, "-c", program, "run", "1", body]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "7 None\n"), done.stderr
+    assert "were killed" not in done.stderr
+    assert len(attempts(tmp_path / "run")) == 2
+
+
 def test_a_full_disk_under_its_messages_ends_no_run(begin, tmp_path):
     with Path("/dev/full").open("w") as full:
         process = begin("if attempt == 1: os.kill(os.getpid(), signal.SIGKILL)", stderr=full)

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from rlhf_host import UserError
 
@@ -51,48 +52,88 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def descendants() -> list[int]:
-    """Returns the living processes below this one."""
-    children: dict[int, list[int]] = {}
-    for number, state, parent in _processes():
-        if state not in "ZX":
-            children.setdefault(parent, []).append(number)
-    found, waiting = [], [os.getpid()]
+class Process(NamedTuple):
+    number: int
+    state: str
+    parent: int
+    started: int
+    """In ticks since the system began: with it a number that the system gives again is another process."""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.number, self.started
+
+
+class Earlier(NamedTuple):
+    """Identities of what the caller had started before its run: no leftovers of the run."""
+
+    children: frozenset[tuple[int, int]] = frozenset()
+    """The caller's own, whose exit codes it may ask for."""
+    all: frozenset[tuple[int, int]] = frozenset()
+
+    @classmethod
+    def now(cls) -> Earlier:
+        everything = list(_below({}))
+        own = (each.identity for each in everything if each.parent == os.getpid())
+        return cls(frozenset(own), frozenset(each.identity for each in everything))
+
+
+def descendants(earlier: Earlier) -> list[int]:
+    """Returns the living processes below this one, without earlier ones and what those have started."""
+    return [each.number for each in _below(earlier.all) if each.state not in "ZX"]
+
+
+def _below(spared: Container[tuple[int, int]]) -> Iterator[Process]:
+    """Yields the processes below this one, also dead ones that nobody has waited for."""
+    children: dict[int, list[Process]] = {}
+    for each in _processes():
+        if each.identity not in spared:
+            children.setdefault(each.parent, []).append(each)
+    waiting = [os.getpid()]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+        yield from below
+        waiting += [each.number for each in below]
 
 
-def _processes() -> Iterator[tuple[int, str, int]]:
-    """Yields number, state and parent of each process that can be seen."""
+def _processes() -> Iterator[Process]:
+    """Yields each process that can be seen."""
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            yield int(entry.name), state, int(parent)
+        if (process := _process(int(entry.name))) is not None:
+            yield process
 
 
-def end_leftovers() -> int:
+def _process(number: int) -> Process | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+        return Process(number, fields[0], int(fields[1]), int(fields[19]))
+    return None
+
+
+def end_leftovers(earlier: Earlier) -> int:
     """Ends what a dead run has left of its processes, and returns how many had to be killed."""
     killed: set[int] = set()
     deadline = time.monotonic() + GRACE_S
-    while left := descendants():
+    while left := descendants(earlier):
         if time.monotonic() > deadline:
             for number in left:
                 killed.add(number)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(number, signal.SIGKILL)
-        reap()
+        reap(earlier)
         time.sleep(0.05)
         if time.monotonic() > deadline + GRACE_S:  # as one that waits for a disk
             break
-    reap()
+    reap(earlier)
     return len(killed)
 
 
-def reap() -> None:
-    """Lets go of children that have ended."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def reap(earlier: Earlier, but: int = 0) -> None:
+    """Lets go of children that have ended, without the caller's own and the one with the number ``but``."""
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for number in map(int, listed.read_text().split()):
+                process = _process(number) if number != but else None
+                if process is not None and process.identity not in earlier.children:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(number, os.WNOHANG)

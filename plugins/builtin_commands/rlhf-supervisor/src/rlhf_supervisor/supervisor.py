@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from rlhf_host import UserError
 from rlhf_host.commands import rlhf, visible
 from rlhf_supervisor.ends import ASKED, Attempt, End, newest_checkpoint
-from rlhf_supervisor.processes import adopt_orphans, end_leftovers, end_with, hold
+from rlhf_supervisor.processes import Earlier, adopt_orphans, end_leftovers, end_with, hold, reap
 
 FIRST_S, LONGEST_S = 2.0, 300.0
 """Seconds before the first restart after some progress, and most of all; each that follows waits twice as long."""
@@ -96,6 +96,7 @@ class Supervisor:
             # nohup ignores SIGHUP, and a script that starts a command with & ignores SIGINT: both on purpose.
             if number in (signal.SIGTERM, signal.SIGUSR1) or signal.getsignal(number) is not signal.SIG_IGN:
                 self._handlers[number] = signal.signal(number, self._on_signal)
+        self._earlier = Earlier.now()
         adopt_orphans()
 
     def begin(self) -> bool:
@@ -129,7 +130,7 @@ class Supervisor:
             self._say_how_it_was_saved(*self._asked)
         if end.code in (0, 2, *ASKED):
             return end.exit_code
-        if killed := end_leftovers():
+        if killed := end_leftovers(self._earlier):
             say(f"{killed} processes of it were still there, and were killed.")
         if self._asked is not None:
             return end.exit_code
@@ -179,16 +180,17 @@ class Supervisor:
     def _wait(self) -> int:
         """Waits for the run's process, and for what it leaves behind; returns its exit code."""
         while True:
-            number, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | getattr(os, "WCONTINUED", 0))
+            reap(self._earlier, but=self._child)
+            number, status = os.waitpid(self._child, os.WNOHANG | os.WUNTRACED | getattr(os, "WCONTINUED", 0))
             if not number:
                 self._compare()
                 time.sleep(LOOK_S)
-            elif number == self._child and os.WIFSTOPPED(status):
+            elif os.WIFSTOPPED(status):
                 name = signal.Signals(os.WSTOPSIG(status)).name
                 say(f"The run is stopped ({name}) and waits: kill -CONT {number} lets it go on.")
-            elif number == self._child and os.WIFCONTINUED(status):
+            elif os.WIFCONTINUED(status):
                 say("The run goes on.")
-            elif number == self._child:
+            else:
                 self._child = 0
                 return os.waitstatus_to_exitcode(status)
 
