@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import rlhf_sweep.commands.sweep
 from click.testing import CliRunner
+from rlhf_sweep.folder import VERSION
 
 from rlhf_host import RunDirectory
 from rlhf_host.commands import main
@@ -287,6 +288,15 @@ def test_a_folder_that_cannot_be_written_is_named(sweep):
     done = sweep(*BASE, "--algo", "rloo", "--vary.lr", "1e-4,1e-3", "-o", "/proc/s")
     assert done.exit_code != 0
     assert "Error: /proc/s" in done.output
+
+
+def test_results_are_shown_also_where_the_page_cannot_be_written(sweep, tmp_path):
+    (tmp_path / "s/report.html").mkdir(parents=True)
+    record = {"version": VERSION, "cwd": str(tmp_path), "about": {}, "runs": {}}
+    (tmp_path / "s/sweep.json").write_text(json.dumps(record))
+    done = sweep(*BASE, "--algo", "rloo", "--vary.lr", "1e-4,1e-3", "-o", "s")
+    assert done.exit_code != 0
+    assert "By reward/mean" in done.output.partition("Error: s/report.html")[0], done.output
 
 
 def test_random_draws_are_the_same_again(sweep):

@@ -100,15 +100,10 @@ def sweep(ctx: click.Context, line: CommandLine) -> None:
                 click.echo(f"\nInterrupted. Go on with:\n  {again}", err=True)
                 ctx.exit(130)
             results = Results(folder, queue.runs, by)
+            _show(results, "json" in line.own)  # first: a disk that is full has no room for the page
             page = _write_page(results, folder)
     finally:
         launcher.close()
-    if "json" in line.own:
-        click.echo(json.dumps(summary(results), indent=2))
-    else:
-        from rlhf_sweep.table import show
-
-        show(results)
     click.echo(f"Page: {page}", err="json" in line.own)
     if results.failed:
         names = ", ".join(name for name, _ in results.failed[:5]) + (" ..." if len(results.failed) > 5 else "")
@@ -177,6 +172,15 @@ def _words(line: CommandLine) -> list[str]:
             else [flag.text, flag.value]
         )
     return words
+
+
+def _show(results: Results, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary(results), indent=2))
+    else:
+        from rlhf_sweep.table import show
+
+        show(results)
 
 
 def _write_page(results: Results, folder: Folder) -> Path:
