@@ -331,6 +331,45 @@ def test_a_sampler_of_optuna_goes_on_with_the_same_proposals(sweep, monkeypatch,
     assert len(STARTED) == 12
 
 
+SUPERVISED = """
+import os, signal, sys, time
+from pathlib import Path
+import rlhf_host.commands
+from rlhf_supervisor import supervised, supervisor
+from rlhf_sweep import one_run
+
+def run(words, prog_name):
+    supervisor.FIRST_S, supervisor.LOOK_S = 0.01, 0.01
+    supervised("run", restarts=1)
+    if not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path("ready").touch()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        Path("saved").touch()
+        sys.exit(130)
+
+rlhf_host.commands.main = run
+one_run.main()
+"""
+
+
+def test_a_run_with_restarts_begins_again_and_ends_with_the_sweep(tmp_path):
+    pytest.importorskip("rlhf_supervisor")
+    ends, alive = os.pipe()
+    run = subprocess.Popen([sys.executable, "-c", SUPERVISED, str(ends)], cwd=tmp_path, pass_fds=[ends], start_new_session=True)
+    os.close(ends)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "ready").exists() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.close(alive)
+    assert run.wait(60) == 130
+    assert (tmp_path / "died").exists()
+    assert (tmp_path / "saved").exists()
+
+
 def real(words, folder):
     return subprocess.Popen(
         [sys.executable, "-m", "rlhf_host", "sweep", *words],

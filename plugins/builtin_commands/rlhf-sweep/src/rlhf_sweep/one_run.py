@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 GRACE_S = 120.0
 """Time for a checkpoint after the sweep has died."""
+LOOK_S = 1.0
+"""Seconds between two looks whether the run has ended."""
 
 
 class RunProcess:
@@ -60,17 +62,33 @@ class RunProcess:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a sweep in the background of a script has it ignored
-    threading.Thread(target=_end_with_sweep, args=(int(sys.argv[1]),), daemon=True).start()
+    run, pipe = os.getpid(), int(sys.argv[1])
+    if not os.fork():  # a process, not a thread: --max-restarts forks the run, which programs with threads cannot
+        try:
+            _end_with_sweep(run, pipe)
+        finally:
+            os._exit(0)
+    os.close(pipe)
     from rlhf_host.commands import main as rlhf
 
     rlhf(sys.argv[2:], prog_name="rlhf")
 
 
-def _end_with_sweep(pipe: int) -> None:
-    os.read(pipe, 1)  # nobody writes: this returns when the other end is closed
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(GRACE_S)
-    os.kill(os.getpid(), signal.SIGKILL)
+def _end_with_sweep(run: int, pipe: int) -> None:
+    """Interrupts the run when the other end of the pipe is closed, and kills it if it has not ended in time."""
+    while not select.select([pipe], [], [], LOOK_S)[0]:
+        if os.getppid() != run:  # it has ended
+            return
+    _send(run, signal.SIGINT)
+    deadline = time.monotonic() + GRACE_S
+    while os.getppid() == run and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    _send(run, signal.SIGKILL)
+
+
+def _send(run: int, number: int) -> None:
+    if os.getppid() == run:  # else it has ended, and its number may be another's
+        os.kill(run, number)
 
 
 if __name__ == "__main__":
