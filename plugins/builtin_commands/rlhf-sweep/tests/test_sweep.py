@@ -183,6 +183,10 @@ GRPO = '{"name":"grpo","clip_eps":%s}'
             ["--algo", "rloo", "--actor.lora-rank", "8", '--vary.actor={"lora":{"rank":2}},{"lora":{"rank":4}}'],
             "--vary.actor[lora][rank] is overridden by --actor.lora-rank: leave one out",
         ),
+        (
+            ["--algo", "rloo", "--actor.lora-rank", "8", '--vary.actor={"lora":null},{"lora":{"alpha":4}}'],
+            "--vary.actor[lora] is overridden by --actor.lora-rank: leave one out",
+        ),
         (["s.yaml", "--algo.clip-eps", "0.4"], "s.yaml:1: vary.algo[clip_eps] is overridden by --algo.clip-eps: leave one out"),
     ],
 )
@@ -199,6 +203,12 @@ def test_runs_have_the_values_of_their_alternatives(sweep, tmp_path):
     assert done.exit_code == 0, done.output
     configs = [plain(read_yaml(path))["algo"] for path in sorted(tmp_path.glob("s/runs/*/config.yaml"))]
     assert [(each["name"], each.get("clip_eps")) for each in configs] == [("grpo", 0.1), ("rloo", 0.2)]
+
+
+def test_an_alternative_may_be_empty(sweep):
+    lora, extension = '--vary.actor={"lora":null},{"lora":{"rank":4}}', '--vary.with=[],[{"name":"kl","coef":0.1}]'
+    done = sweep(*BASE, "--algo", "rloo", lora, extension, "--dry-run")
+    assert done.exit_code == 0, done.output
 
 
 def test_all_mistakes_are_told_at_once(sweep):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_host import UserError
-from rlhf_host.settings import Flag, Located, RunConfig, check, merge_needs, read_config, resolve
+from rlhf_host.settings import Flag, Located, Names, RunConfig, check, merge_needs, read_config, resolve
 from rlhf_sweep.request import Request, with_values
 from rlhf_sweep.space import label
 
@@ -79,39 +79,48 @@ def planned(request: Request, combinations: Iterable[Mapping[str, Any]]) -> tupl
 def _checked(request: Request, values: Mapping[str, Any]) -> tuple[RunConfig, list[str]]:
     layers, flags = with_values(request, values, request.seeds[0] if request.seeds else None)
     loaded = read_config(layers, flags)
-    _refuse_overridden(request, layers, flags, loaded.origins.values())
+    _refuse_overridden(request, layers, flags, loaded.origins)
     run = resolve(loaded.config, loaded.origins)
     with closing(run.plugins()) as manager:
         warnings = check(run, manager, merge_needs(manager))
     return run.config, [*loaded.notices, *(f"Warning: {line}" for line in warnings)]
 
 
-def _refuse_overridden(request: Request, layers: Sequence[Any], flags: Sequence[Flag], origins: Iterable[str]) -> None:
+def _refuse_overridden(
+    request: Request, layers: Sequence[Any], flags: Sequence[Flag], origins: Mapping[tuple[str | int, ...], str]
+) -> None:
     """Raises ``UserError`` where an alternative's value is not among the settings: the run would be named after what it has not."""
-    used = set(origins)
-    trees = layers[len(request.configs) :]
-    for place, value in (pair for tree in trees for pair in _written(tree)):
-        takes_away = isinstance(value, str) and value.rpartition("=")[2] == "none"
-        if place not in used and not takes_away:
+    used, names = set(origins.values()), Names()
+    for tree in layers[len(request.configs) :]:
+        for keys, place, value in _written(tree):
+            if place in used:
+                continue
             others = _overriding(request, place, layers, flags)
+            if value in (None, []) or (isinstance(value, str) and value.rpartition("=")[2] == "none"):
+                # Leaves no trace where nothing was to be taken away, so what is there counts.
+                path = (*names.place(str(keys[0]))[0], *keys[1:])
+                others = others or next((where for each, where in origins.items() if each[: len(path)] == path), None)
+                if others is None:
+                    continue
             raise UserError(
                 f"{place} is overridden by {others}: leave one out" if others else f"{place} has no effect: leave it out"
             )
 
 
-def _written(tree: Located) -> Iterator[tuple[str, Any]]:
-    """Yields place and value of each leaf."""
-    inside = tree.value.values() if isinstance(tree.value, dict) else tree.value if isinstance(tree.value, list) else ()
-    for item in inside:
-        yield from _written(item)
-    if not inside and tree.value != {}:
-        yield tree.where, tree.value
+def _written(tree: Located, keys: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str, Any]]:
+    """Yields keys, place and value of each leaf."""
+    value = tree.value
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        yield from _written(item, (*keys, key.replace("-", "_") if isinstance(key, str) else key))
+    if value != {} and not (isinstance(value, dict | list) and value):
+        yield keys, tree.where, value
 
 
 def _overriding(request: Request, place: str, layers: Sequence[Any], flags: Sequence[Flag]) -> str | None:
     """Returns the flag or alternative without which the value at the place would count."""
     varied = {f"--{each.name.replace('_', '-')}": each.where for each in request.varied}
-    attempts = {
+    attempts: dict[str, tuple[Sequence[Any], Sequence[Flag]]] = {
         varied.get(flag.text, flag.text): (layers, [each for each in flags if each.text != flag.text]) for flag in flags
     }
     for tree in layers[len(request.configs) :]:
