@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import json
 import re
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import click
@@ -288,6 +288,56 @@ def test_nemo_gym(tmp_path):
     assert "asked to fail" in answers[2][1]
     with pytest.raises(ValueError, match="cannot be judged"):
         messages_of_output([{"type": "web_search_call"}])
+
+
+@asynccontextmanager
+async def gym(env):
+    """Posts to a resources server, in one session."""
+    server = GymServer(env, "guess")
+    await server.start("127.0.0.1", 0)
+    async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as http:
+
+        async def post(path, **body):
+            answer = await http.post(f"{server.url}/{path}", json=body)
+            return answer.status, await answer.text()
+
+        yield post
+    await server.close()
+
+
+def prompt(text):
+    return {"rlhf_task": 1, "responses_create_params": {"input": text}}
+
+
+def message(text, role="assistant"):
+    return {"type": "message", "role": role, "content": text}
+
+
+REASONING = {"type": "reasoning", "summary": []}
+CALL = {"type": "function_call", "call_id": "a", "name": "add", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "a", "output": "0"}
+
+
+def test_a_failed_response_has_no_reward(tmp_path):
+    failed = {
+        "boom": {"status": "failed", "error": {"message": "boom"}, "output": [message("")]},
+        "failed (cancelled)": {"status": "cancelled", "output": [message("2")]},
+        "ends without a message": {"output": [REASONING]},
+        "its output ends": {"output": [CALL, RESULT, REASONING]},
+        "no answer to judge": {"output": []},
+    }
+    judged = [{"output": [REASONING], "status": "incomplete"}, {"output": [message("2"), REASONING]}]
+
+    async def judge(env, response):
+        async with gym(env) as post:
+            await post("seed_session", **prompt([{"role": "user", "content": "1+1="}]))
+            return await post("verify", response=response)
+
+    with environment(tmp_path, agent="", reward=True) as found:
+        for told, response in failed.items():
+            status, text = found.session.run(judge(found.environment, response))
+            assert (status, told in text, '"reward"' in text) == (422, True, False)
+        assert [found.session.run(judge(found.environment, response))[0] for response in judged] == [200, 200]
 
 
 def test_episodes_over_http_for_what_is_written(tmp_path):

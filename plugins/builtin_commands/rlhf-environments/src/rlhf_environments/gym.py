@@ -15,7 +15,7 @@ from rlhf_server import ApiError, HttpServer, Route
 
 from rlhf_environments.playing import Environment, Result
 from rlhf_environments.replaying import Judged
-from rlhf_environments.responses import SAMPLE, SEED, TASK, messages_of_output, row_of, truncated
+from rlhf_environments.responses import SAMPLE, SEED, TASK, failure_of, messages_of_output, row_of, truncated
 from rlhf_environments.serving import BODY_BYTES, Invalid, failure, of_this_machine, turn_told
 from rlhf_host import EpisodeFailed
 
@@ -108,6 +108,8 @@ class GymServer:
         if not isinstance(response, Mapping) or not isinstance(response.get("output"), list):
             raise Invalid("response: its output is missing")
         try:
+            if why := failure_of(response):
+                raise EpisodeFailed(why)
             end = await judged.replay(messages_of_output(response["output"]), truncated(response))
         finally:
             await self._close(request.cookies[COOKIE])

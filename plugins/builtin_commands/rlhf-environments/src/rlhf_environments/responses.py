@@ -40,6 +40,22 @@ def truncated(response: Mapping[str, Any]) -> bool:
     return bool(response.get("incomplete_details")) or response.get("status") == "incomplete"
 
 
+def failure_of(response: Mapping[str, Any]) -> str | None:
+    """Returns why a response is no answer, and None for one that can be judged."""
+    error, status = response.get("error"), response.get("status")
+    if error or status in ("failed", "cancelled"):
+        reason = error.get("message") if isinstance(error, Mapping) else error
+        return f"the response failed ({status}): {reason or 'no error is told'}"
+    last: list[str] = []
+    for item in reversed(response["output"]):
+        if item.get("type") == "function_call_output" or item.get("role", "assistant") != "assistant":
+            break
+        last.append(item.get("type", "message"))
+    if not response["output"] or (last and {*last} == {"reasoning"} and not truncated(response)):
+        return "the response has no answer to judge: its output ends without a message"
+    return None
+
+
 def row_of(task: int, turn: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the row of a task whose episode begins with this turn."""
     functions = [tool.get("function", tool) for tool in turn["tools"]]
