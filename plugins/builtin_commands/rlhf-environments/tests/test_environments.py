@@ -340,6 +340,24 @@ def test_a_failed_response_has_no_reward(tmp_path):
         assert [found.session.run(judge(found.environment, response))[0] for response in judged] == [200, 200]
 
 
+def test_another_prompt_than_the_tasks_is_refused(tmp_path):
+    inputs = [
+        "1+1=",
+        [{"role": "user", "content": [{"type": "input_text", "text": "1+1="}]}],
+        "What is the capital of France?",
+        [{"role": "user", "content": "2+2="}],
+        ["1+1="],
+        None,
+    ]
+
+    async def seeded(env):
+        async with gym(env) as post:
+            return [(await post("seed_session", **prompt(shown)))[0] for shown in inputs]
+
+    with environment(tmp_path) as found:
+        assert found.session.run(seeded(found.environment)) == [200, 200, 400, 400, 400, 400]
+
+
 def test_episodes_over_http_for_what_is_written(tmp_path):
     async def talk(env):
         server = PlayServer(env)

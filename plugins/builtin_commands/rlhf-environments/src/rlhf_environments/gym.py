@@ -15,7 +15,7 @@ from rlhf_server import ApiError, HttpServer, Route
 
 from rlhf_environments.playing import Environment, Result
 from rlhf_environments.replaying import Judged
-from rlhf_environments.responses import SAMPLE, SEED, TASK, failure_of, messages_of_output, row_of, truncated
+from rlhf_environments.responses import SAMPLE, SEED, TASK, failure_of, messages_of_output, row_of, same_input, truncated
 from rlhf_environments.serving import BODY_BYTES, Invalid, failure, of_this_machine, turn_told
 from rlhf_host import EpisodeFailed
 
@@ -75,11 +75,7 @@ class GymServer:
             raise Invalid(f"{TASK}: the row has none: rows of this environment are at /rows")
         await self._close(request.cookies.get(COOKIE, ""))
         play, first = await self.environment.start(row[TASK], row.get(SEED), row.get(SAMPLE))
-        expected, shown = (
-            row_of(row[TASK], turn_told(first))["responses_create_params"],
-            row.get("responses_create_params") or {},
-        )
-        if shown.get("input") != expected["input"] and not isinstance(shown.get("input"), str):
+        if not same_input((row.get("responses_create_params") or {}).get("input"), turn_told(first)):
             await play.close()
             raise Invalid("responses_create_params.input: another prompt than the episode's: take rows from /rows")
         for gone in [name for name, judged in self._open.items() if judged.play not in self.environment.opened]:

@@ -73,5 +73,14 @@ def row_of(task: int, turn: Mapping[str, Any]) -> dict[str, Any]:
     return {"responses_create_params": {"input": inputs, **({"tools": tools} if tools else {})}, TASK: task}
 
 
+def same_input(shown: Any, turn: Mapping[str, Any]) -> bool:
+    """Returns True if a row's input is what an episode shows first; a text is one user's message."""
+    items = [{"role": "user", "content": shown}] if isinstance(shown, str) else shown
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        return False
+    said = [(item.get("role"), _text(item.get("content"))) for item in items]
+    return said == [(message["role"], _text(message.get("content"))) for message in turn["messages"]]
+
+
 def _text(content: Any) -> str:
     return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content or ())
