@@ -180,13 +180,31 @@ def test_what_is_judged_at_the_end_is_replayed(tmp_path):
         with pytest.raises(EpisodeFailed, match="not the same twice"):
             found.session.run(judge(found.environment, ["2", "4"]))
 
+        async def beyond_its_turns():
+            judged = Judged(*(await found.environment.start(3, 1, 0)))
+            told = await asyncio.gather(*(judged.call("add", {"a": a}) for a in range(4)))
+            end = await judged.replay(
+                [
+                    said(*({"a": a} for a in range(4))),
+                    *({"role": "tool", "content": text} for text in told),
+                    {"role": "assistant", "content": "6"},
+                ]
+            )
+            await judged.close()
+            return told, end.metrics["guess/tries"]
+
+        assert found.session.run(beyond_its_turns()) == (["0", "1", "2", "3"], 2.0)
+
+    with environment(tmp_path, more={"agent": {"name": f"{AGENTS}:Guess", "tries": 1}}, agent="") as found:
+
         async def late():
             judged = Judged(*(await found.environment.start(3, 1, 0)))
-            told = [await judged.call("add", {"a": 1}) for _ in range(4)]
+            told = [await judged.call("add", {"a": 1}) for _ in range(2)]
             await judged.close()
             return told
 
-        assert found.session.run(late()) == ["1", "1", OVER, OVER]
+        assert found.session.run(late()) == [OVER, OVER]
+        assert not found.environment.opened
 
 
 def test_openenv(tmp_path):

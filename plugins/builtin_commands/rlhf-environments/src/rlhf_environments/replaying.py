@@ -1,12 +1,14 @@
 """Whole conversations judged at their end: played again into an episode of their own, and compared with what it showed.
 
 Some projects run tools one by one and send everything at the end. Tools are then run by a trial: the same episode with the same
-seed, which gets each call as an answer. What counts is the replay of the whole answers, with the calls that each really had. A
-tool whose result is another one in the replay is an error: the environment is not the same twice.
+seed, which gets each call as an answer; where that ends the episode, the call may be another one of the message before it. What
+counts is the replay of the whole answers, with the calls that each really had. A tool whose result is another one in the replay
+is an error: the environment is not the same twice.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,21 +27,47 @@ class Judged:
     def __init__(self, play: Play, first: Question):
         self.play, self.turn = play, first
         self._trial: Play | None = None
-        self._calls = itertools.count()
+        self._tried: list[list[Mapping[str, Any]]] = []
+        """The calls that the trial had, a list for each message."""
+        self._over = False
+        self._calls, self._one_at_a_time = itertools.count(), asyncio.Lock()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Runs a tool in the trial; returns its result. Raises ``EpisodeFailed`` where the episode fails."""
-        if self._trial is None:
+        """Runs a tool in the trial; returns its result. Raises ``EpisodeFailed`` where the episode fails.
+
+        Nobody says which calls are of one message. So where a message of its own ends the episode, the call is tried as a further
+        one of the message before it.
+        """
+        call = {"id": f"trial-{next(self._calls)}", "function": {"name": name, "arguments": dict(arguments)}}
+        async with self._one_at_a_time:
+            if self._over:
+                return OVER
+            told = await self._try([*self._tried, [call]])
+            if isinstance(told, Result) and self._tried:
+                told = await self._try([*self._tried[:-1], [*self._tried[-1], call]])
+            if isinstance(told, Result):
+                self._over = True
+                return OVER
+        tools = [one for one in told.new if one["role"] == "tool"]
+        own = [one for one in tools if one.get("tool_call_id") == call["id"]] or tools
+        return "\n".join(text_of(one.get("content")) for one in own) or told_text(told)
+
+    async def _try(self, messages: list[list[Mapping[str, Any]]]) -> Question | Result:
+        """Returns what comes of the last message of calls, in a trial that had those before it."""
+        if self._trial is None or self._trial.over or messages[:-1] != self._tried:
+            await self._end_trial()
             self._trial, _ = await self.play.environment.again(self.play)
-            for answer in self.play.answers:
+            for answer in [*self.play.answers, *(Answer(tool_calls=calls) for calls in messages[:-1])]:
                 await self._trial.answer(answer)
-        if self._trial.over:
-            return OVER
-        function = {"name": name, "arguments": dict(arguments)}
-        told = await self._trial.answer(Answer(tool_calls=[{"id": f"trial-{next(self._calls)}", "function": function}]))
-        if isinstance(told, Result):
-            return OVER
-        return "\n".join(text_of(one.get("content")) for one in told.new if one["role"] == "tool") or told_text(told)
+        told = await self._trial.answer(Answer(tool_calls=messages[-1]))
+        if isinstance(told, Question):
+            self._tried = messages
+        return told
+
+    async def _end_trial(self) -> None:
+        if self._trial is not None:
+            await self._trial.close()
+            self._trial = None
 
     async def replay(self, messages: Sequence[Mapping[str, Any]], truncated: bool = False) -> Question | Result:
         """Plays assistant's messages, each with the results of its calls behind it, and returns what comes of the last one.
@@ -51,9 +79,8 @@ class Judged:
         Raises:
             EpisodeFailed: the episode failed, or a tool had another result than before.
         """
-        if self._trial is not None:
-            await self._trial.close()
-            self._trial = None
+        await self._end_trial()
+        self._tried, self._over = [], False
         said = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
         if not said:
             raise EpisodeFailed("there is no answer to judge")
@@ -77,9 +104,9 @@ class Judged:
         return told
 
     async def close(self) -> None:
-        for play in (self.play, self._trial):
-            if play is not None:
-                await play.close()
+        self._over = True
+        await self.play.close()
+        await self._end_trial()
 
 
 def told_text(question: Question) -> str:
