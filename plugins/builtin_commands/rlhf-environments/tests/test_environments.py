@@ -376,6 +376,17 @@ def test_another_prompt_than_the_tasks_is_refused(tmp_path):
         assert found.session.run(seeded(found.environment)) == [200, 200, 400, 400, 400, 400]
 
 
+def test_a_trial_is_no_further_episode(tmp_path):
+    async def called(env):
+        async with gym(env) as post:
+            await post("seed_session", **prompt("1+1="))
+            return [await post("add", a=2), (await post("verify", response={"output": [message("2")]}))[0]]
+
+    with environment(tmp_path, most=1) as found:
+        assert found.session.run(called(found.environment)) == [(200, "2"), 200]
+        assert not found.environment.opened
+
+
 def test_episodes_over_http_for_what_is_written(tmp_path):
     async def talk(env):
         server = PlayServer(env)

@@ -43,8 +43,8 @@ class Result:
 class Play:
     """One open episode. Ask it for its first ``turn``, then ``answer`` until that gives a ``Result``."""
 
-    def __init__(self, environment: Environment, episode: Episode):
-        self.environment, self.episode = environment, episode
+    def __init__(self, environment: Environment, episode: Episode, *, counts: bool = True):
+        self.environment, self.episode, self.counts = environment, episode, counts
         self.answers: list[Answer] = []
         """What the policy has answered so far."""
         self.used = time.monotonic()
@@ -120,13 +120,16 @@ class Environment:
         self._numbers = itertools.count()
         self._judges = judges(manager, "train")
 
-    async def start(self, task: int | None = None, seed: int | None = None, sample: int | None = None) -> tuple[Play, Question]:
+    async def start(
+        self, task: int | None = None, seed: int | None = None, sample: int | None = None, *, counts: bool = True
+    ) -> tuple[Play, Question]:
         """Opens an episode; returns it and its first question.
 
         Args:
             task: index of the task, over all sources; default: each in turn.
             seed: of the episode's random numbers; default: that of the first epoch of a run with the same ``seed``.
             sample: which of the answers to the task it is, beginning with 0; default: counted.
+            counts: it is one of those that may be open.
 
         Raises:
             Full: too many are open.
@@ -135,14 +138,15 @@ class Environment:
         for name, value, most in (("task", task, len(self.tasks)), ("seed", seed, MOST_SEED), ("sample", sample, MOST_SEED)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < most):
                 raise EpisodeFailed(f"{name} {value!r}: a whole number from 0 to {most - 1}")
-        await self._make_room()
+        if counts:
+            await self._make_room()
         index = next(self._next) if task is None else task
         number = self._samples[index] if sample is None else sample
         self._samples[index] += sample is None
         chosen = self.tasks[index]
         seed = episode_seed(self.config.seed, "train", chosen, 0) if seed is None else seed
         place = f"{chosen.source}-{chosen.index}-{next(self._numbers)}"
-        play = Play(self, Episode(place, place, chosen, number, seed))
+        play = Play(self, Episode(place, place, chosen, number, seed), counts=counts)
         self.opened.add(play)
         try:
             first = await play.turn()
@@ -154,18 +158,22 @@ class Environment:
         return play, first
 
     async def again(self, play: Play) -> tuple[Play, Question]:
-        """Opens the same episode once more, from its beginning."""
+        """Opens the same episode once more, from its beginning. It does not count: its client has one open."""
         index = self.tasks.index(play.episode.task)
-        return await self.start(index, play.episode.seed, play.episode.sample)
+        return await self.start(index, play.episode.seed, play.episode.sample, counts=False)
 
     async def _make_room(self) -> None:
-        if len(self.opened) < self.most:
+        if self._counted < self.most:
             return
         now = time.monotonic()
         for play in [play for play in self.opened if now - play.used > self.idle_s]:
             await play.close()
-        if len(self.opened) >= self.most:
-            raise Full(f"{len(self.opened)} episodes are open, which is all that may be: close some", retryable=True)
+        if self._counted >= self.most:
+            raise Full(f"{self._counted} episodes are open, which is all that may be: close some", retryable=True)
+
+    @property
+    def _counted(self) -> int:
+        return sum(play.counts for play in self.opened)
 
     async def run(self, episode: Episode, ask: Any) -> Result:
         """Plays and scores an episode as a run does."""
