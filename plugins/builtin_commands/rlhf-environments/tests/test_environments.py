@@ -387,6 +387,19 @@ def test_a_trial_is_no_further_episode(tmp_path):
         assert not found.environment.opened
 
 
+def test_messages_after_the_end_are_refused(tmp_path):
+    async def judge(env, *output):
+        async with gym(env) as post:
+            await post("seed_session", **prompt("1+1="))
+            return await post("verify", response={"output": output})
+
+    with environment(tmp_path, agent="", reward=True) as found:
+        status, text = found.session.run(judge(found.environment, message("5"), message("no, try", "user"), message("2")))
+        assert (status, "message of the user, 'no, try'" in text, '"reward"' in text) == (422, True, False)
+        assert found.session.run(judge(found.environment, message("5"), message("no", "user")))[0] == 422
+        assert found.session.run(judge(found.environment, message("5"), message("2")))[0] == 200
+
+
 def test_episodes_over_http_for_what_is_written(tmp_path):
     async def talk(env):
         server = PlayServer(env)

@@ -91,6 +91,12 @@ class Judged:
             answer = Answer(str(message.get("content") or ""), message.get("tool_calls") or (), truncated and last)
             told = await self.play.answer(answer)
             if isinstance(told, Result):
+                if further := [one for one in messages[number + 1 :] if one.get("role") not in ("assistant", "tool")]:
+                    text = text_of(further[0].get("content"))
+                    raise EpisodeFailed(
+                        f"the episode ended with answer {len(self.play.answers)}, and behind it is a message of the"
+                        f" {further[0].get('role')}, {text!r:.80}: what follows it cannot be judged"
+                    )
                 return told  # a run here would not have gone on either
             results = [text_of(one.get("content")) for one in messages[number + 1 : end] if one.get("role") == "tool"]
             here = [text_of(one.get("content")) for one in told.new if one["role"] == "tool"]
