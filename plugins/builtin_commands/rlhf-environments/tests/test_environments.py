@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from aiohttp import ClientSession, CookieJar
-from rlhf_environments import Answer, Result, hubs, opened, text_policy
+from rlhf_environments import Answer, Result, hubs, opened, text_policy, written
 from rlhf_environments.gym import GymServer
 from rlhf_environments.openenv import OpenEnvServer
 from rlhf_environments.play_server import PlayServer
@@ -487,6 +487,26 @@ def test_a_package_for_verifiers_has_all_it_needs(tmp_path, monkeypatch, capsys)
     check_written(Path("one"), Path("one/my_sums"))
     assert 'name = "my-sums"' in Path("one/pyproject.toml").read_text()
     assert "HAS_TOOLS = True" in Path("one/my_sums/__init__.py").read_text()
+
+
+def test_modules_beside_a_copied_file_are_copied_too(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "parts/deep").mkdir(parents=True)
+    files = {
+        "rw.py": "import json, rw\nfrom helper_q import FACTOR\ndef later():\n    import parts.deep.one\n",
+        "helper_q.py": "import more_q\nFACTOR = more_q.FACTOR\n",
+        "more_q.py": "import rw, helper_q\nFACTOR = 2\n",
+        "parts/deep/one.py": "from .other import json\n",
+        "parts/__init__.py": "",
+        "other.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    copied = {}
+    assert written._moved(f"{tmp_path}/rw.py:later", tmp_path / "out", copied) == "files/0/rw.py:later"
+    there = {str(path.relative_to(tmp_path / "out/files/0")) for path in (tmp_path / "out").rglob("*.py")}
+    assert there == {*files} - {"other.py"}
+    assert {*copied} == {f"{tmp_path.resolve()}/{name}" for name in ("rw.py", "helper_q.py", "more_q.py", "parts")}
 
 
 def test_what_is_written_is_played_by_a_process(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ from rlhf_host.settings import RunConfig, write_yaml
 
 SECTIONS = ("agent", "agents", "data", "reward", "rollout", "seed")
 """Settings that an environment is made of."""
+_CACHES = shutil.ignore_patterns("__pycache__")
 _FILE = re.compile(r"(?P<file>.+?\.\w+)(?P<rest>:[\w,.]+)?")
 
 
@@ -125,8 +127,43 @@ def _moved(value: Any, folder: Path, copied: dict[str, str]) -> Any:
                 target = folder / copied[place]
                 target.parent.mkdir(parents=True)
                 shutil.copytree(path, target) if path.is_dir() else shutil.copyfile(path, target)
+                for module in _modules_beside(path):
+                    beside = target.parent / module.name
+                    shutil.copytree(module, beside, ignore=_CACHES) if module.is_dir() else shutil.copyfile(module, beside)
+                    copied[str(module.resolve())] = f"{target.parent.relative_to(folder)}/{module.name}"
             return copied[place] + rest
     return value
+
+
+def _modules_beside(path: Path) -> list[Path]:
+    """Returns modules and packages beside a Python file that it imports, and those that these import."""
+    found: list[Path] = []
+    path = path.absolute()  # and not where a link leads: imports look beside the link
+    wanted, folder = [path], path.parent
+    while wanted:
+        file = wanted.pop()
+        for name in _imported(file) if file.suffix == ".py" else ():
+            for module in (folder / name, folder / f"{name}.py"):
+                if module not in (path, *found) and (module.is_file() if module.suffix else any(module.rglob("*.py"))):
+                    found.append(module)
+                    wanted += [module] if module.is_file() else [*module.rglob("*.py")]
+                    break
+    return found
+
+
+def _imported(file: Path) -> list[str]:
+    """Returns the first parts of the names that a file imports, wherever it does. Those of a broken file are not known."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.append(node.module or "")
+    return [*dict.fromkeys(name.partition(".")[0] for name in names if name.partition(".")[0] != "rlhf_host")]
 
 
 def _paths(value: Any) -> Iterator[tuple[Path, str]]:
