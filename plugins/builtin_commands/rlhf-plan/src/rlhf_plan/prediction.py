@@ -78,6 +78,8 @@ class Prediction:
 
 
 def _money(value: float) -> str:
+    if 0 < value < 0.01:
+        return "below 0.01"
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 

@@ -30,8 +30,8 @@ START = {
     " JSON for lists and mappings; for --sampler also LOW..HIGH:log or :lin; repeatable",
     "seeds": "0,1,2 or 0..2: each combination is run with each seed, and their mean counts",
     "output": "the folder that the runs, their table and their page are written to (default sweeps/<hash of the settings>)",
-    "by": "METRIC[:min|:max]: what settings are compared by (default: checkpoint.best, else the first evaluation that all have,"
-    " else the reward; metrics of training are means over the last quarter)",
+    "by": "METRIC[:min|:max]: what settings are compared by (default: checkpoint.best, else that of the last evaluation"
+    " that all have, else the reward; metrics of training are means over the last quarter)",
     "at-once": "N: so many runs at a time (default: 1; with --on ray as many as the cluster has room for)",
     "on": "local: processes of this machine; ray: tasks of a Ray cluster, of RAY_ADDRESS or of this machine alone (default local)",
     "sampler": "random, or of optuna tpe, gp: draw settings in place of the whole grid",
