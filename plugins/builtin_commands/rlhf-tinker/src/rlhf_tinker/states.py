@@ -119,11 +119,10 @@ class States:
                 400, f"{str(path)[:120]!r} is no path of saved weights: tinker://RUN/weights/NAME", "invalid_value", "path"
             )
         run_id, kind, name = parts
-        if kind not in kinds:
+        if kind not in kinds or not NAME.match(name):
             which = " or ".join(f"tinker://RUN/{each}/NAME" for each in kinds)
             raise ApiError(400, f"{path[:120]!r} does not name what is asked for here: {which}", "invalid_value", "path")
-        named = RUN.match(run_id) and NAME.match(name)
-        run = _read_run(self._of(run_id)) if named else None
+        run = _read_run(self._of(run_id)) if RUN.match(run_id) else None
         saved = None if run is None else _read_saved(run, kind, self._of(run_id) / kind / name)
         if saved is None or (saved.expires is not None and saved.expires < time.time()):
             why = "it has expired" if saved is not None else "this server's folder of states does not have it"
