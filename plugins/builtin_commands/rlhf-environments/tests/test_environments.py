@@ -262,7 +262,7 @@ def test_openenv(tmp_path):
 
 def test_nemo_gym(tmp_path):
     async def talk(env):
-        server = GymServer(env, "guess")
+        server = GymServer(env)
         await server.start("127.0.0.1", 0)
 
         async def judge(row, *texts):
@@ -311,7 +311,7 @@ def test_nemo_gym(tmp_path):
 @asynccontextmanager
 async def gym(env):
     """Posts to a resources server, in one session."""
-    server = GymServer(env, "guess")
+    server = GymServer(env)
     await server.start("127.0.0.1", 0)
     async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as http:
 

@@ -11,12 +11,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlhf_server import ApiError, HttpServer, Route
+from rlhf_server import ApiError, Route
 
 from rlhf_environments.playing import Environment, Result
-from rlhf_environments.replaying import Judged
+from rlhf_environments.replaying import Judged, OpenEpisodes
 from rlhf_environments.responses import SAMPLE, SEED, TASK, failure_of, messages_of_output, row_of, same_input, truncated
-from rlhf_environments.serving import BODY_BYTES, Invalid, failure, of_this_machine, turn_told
+from rlhf_environments.serving import BODY_BYTES, Invalid, Server, failure, of_this_machine, turn_told
 from rlhf_host import EpisodeFailed
 
 if TYPE_CHECKING:
@@ -29,23 +29,12 @@ GOES_ON = (
 )
 
 
-class GymServer:
+class GymServer(Server):
     """An environment behind the protocol of NeMo Gym's resources servers."""
 
-    def __init__(self, environment: Environment, name: str):
-        self.environment, self.name = environment, name
-        self._http = HttpServer("the environment's server")
-        self._open: dict[str, Judged] = {}
-
-    @property
-    def url(self) -> str:
-        return self._http.url
-
-    async def start(self, host: str, port: int) -> None:
-        await self._http.start(host, port, self._routes())
-
-    async def close(self) -> None:
-        await self._http.close()
+    def __init__(self, environment: Environment):
+        super().__init__(environment)
+        self._open = OpenEpisodes(environment)
 
     def _routes(self) -> Iterator[Route]:
         yield Route("POST", "/seed_session", self._failing(self._seed), of_this_machine, BODY_BYTES)
@@ -73,15 +62,13 @@ class GymServer:
         row = (await self._http.body_of(request)).value
         if TASK not in row:
             raise Invalid(f"{TASK}: the row has none: rows of this environment are at /rows")
-        await self._close(request.cookies.get(COOKIE, ""))
+        await self._open.close(request.cookies.get(COOKIE, ""))
         play, first = await self.environment.start(row[TASK], row.get(SEED), row.get(SAMPLE))
         if not same_input((row.get("responses_create_params") or {}).get("input"), turn_told(first)):
             await play.close()
             raise Invalid("responses_create_params.input: another prompt than the episode's: take rows from /rows")
-        for gone in [name for name, judged in self._open.items() if judged.play not in self.environment.opened]:
-            del self._open[gone]
         name = secrets.token_urlsafe(16)
-        self._open[name] = Judged(play, first)
+        self._open.add(name, play, first)
         answer = web.json_response({})
         answer.set_cookie(COOKIE, name, httponly=True)
         return answer
@@ -108,7 +95,7 @@ class GymServer:
                 raise EpisodeFailed(why)
             end = await judged.replay(messages_of_output(response["output"]), truncated(response))
         finally:
-            await self._close(request.cookies[COOKIE])
+            await self._open.close(request.cookies[COOKIE])
         if not isinstance(end, Result):
             raise EpisodeFailed(GOES_ON)
         parts = {f"{name}_reward": value for name, value in end.rewards.items()}
@@ -127,11 +114,6 @@ class GymServer:
         if judged is None:
             raise ApiError(400, "no session is open: /seed_session opens one, and sends its cookie", "no_session")
         return judged
-
-    async def _close(self, name: str) -> None:
-        judged = self._open.pop(name, None)
-        if judged is not None:
-            await judged.close()
 
 
 async def rows(environment: Environment) -> Any:

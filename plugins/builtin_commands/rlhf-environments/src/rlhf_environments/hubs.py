@@ -46,7 +46,7 @@ class Wanted:
     hub: str
     name: str
     words: tuple[str, ...]
-    """What pip installs, with the index that has it."""
+    """Names that pip installs, with the index that has them."""
 
 
 def wanted(spec: str) -> Wanted:

@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlhf_server import ApiError, HttpServer, Route
+from rlhf_server import ApiError, Route
 
 from rlhf_environments.playing import Environment, Play, Result
 from rlhf_environments.policy import Answer, Question
-from rlhf_environments.serving import BODY_BYTES, Invalid, answer_of, failure, of_this_machine, text_of, turn_told
+from rlhf_environments.serving import BODY_BYTES, Invalid, Server, answer_of, failure, of_this_machine, text_of, turn_told
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -155,23 +155,13 @@ def _observation(turn: Question | Result) -> dict[str, Any]:
     return {"observation": told, "reward": told.pop("reward", None), "done": done}
 
 
-class OpenEnvServer:
+class OpenEnvServer(Server):
     """An environment behind OpenEnv's WebSocket ``/ws``."""
 
     def __init__(self, environment: Environment, name: str):
-        self.environment, self.name = environment, name
-        self._http = HttpServer("the environment's server")
+        super().__init__(environment)
+        self.name = name
         self._sessions = 0
-
-    @property
-    def url(self) -> str:
-        return self._http.url
-
-    async def start(self, host: str, port: int) -> None:
-        await self._http.start(host, port, self._routes())
-
-    async def close(self) -> None:
-        await self._http.close()
 
     def _routes(self) -> Iterator[Route]:
         described = {

@@ -1,4 +1,4 @@
-"""From settings to an environment that can be played: plugins, data, and what no other side could play."""
+"""Makes an environment that can be played from settings: plugins, data, and refusals of what no other side could play."""
 
 from __future__ import annotations
 

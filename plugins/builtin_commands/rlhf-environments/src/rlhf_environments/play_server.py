@@ -6,17 +6,16 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlhf_server import ApiError, HttpServer, Route
+from rlhf_server import ApiError, Route
 
 from rlhf_environments.opening import prompt_messages
 from rlhf_environments.playing import Environment, Result
-from rlhf_environments.replaying import Judged
-from rlhf_environments.serving import BODY_BYTES, Invalid, failure, turn_told
+from rlhf_environments.replaying import Judged, OpenEpisodes
+from rlhf_environments.serving import BODY_BYTES, Invalid, Server, failure, turn_told
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -26,27 +25,18 @@ PAGE = 1000
 STATUS = {"invalid": 400, "full": 429, "failed": 422}
 
 
-class PlayServer:
+class PlayServer(Server):
     """An environment behind HTTP, for who has the key."""
 
     def __init__(self, environment: Environment):
-        self.environment, self.key = environment, secrets.token_urlsafe(24)
-        self._http = HttpServer("the environment's server")
-        self._open: dict[str, Judged] = {}
-        self._numbers = itertools.count()
+        super().__init__(environment)
+        self.key = secrets.token_urlsafe(24)
+        self._open = OpenEpisodes(environment)
 
-    @property
-    def url(self) -> str:
-        return self._http.url
-
-    async def start(self, host: str, port: int) -> None:
+    def _routes(self) -> Iterator[Route]:
         asked = {"start": self._start, "replay": self._replay, "call": self._call, "close": self._close, "tasks": self._tasks}
-        await self._http.start(
-            host, port, [Route("POST", f"/{name}", self._answers(ask), self._admit, BODY_BYTES) for name, ask in asked.items()]
-        )
-
-    async def close(self) -> None:
-        await self._http.close()
+        for name, ask in asked.items():
+            yield Route("POST", f"/{name}", self._answers(ask), self._admit, BODY_BYTES)
 
     def _admit(self, request: web.Request) -> None:
         if not secrets.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self.key}"):
@@ -75,9 +65,7 @@ class PlayServer:
     async def _start(self, body: Mapping[str, Any]) -> dict[str, Any]:
         play, first = await self.environment.start(body.get("task"), body.get("seed"), body.get("sample"))
         name = play.episode.episode_id
-        self._open[name] = Judged(play, first)
-        for gone in [other for other, judged in self._open.items() if judged.play not in self.environment.opened]:
-            del self._open[gone]
+        self._open.add(name, play, first)
         return {"episode": name, **turn_told(first)}
 
     async def _replay(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,9 +79,7 @@ class PlayServer:
         return {"content": await self._of(body).call(str(body["name"]), body.get("arguments") or {})}
 
     async def _close(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        judged = self._open.pop(str(body.get("episode")), None)
-        if judged is not None:
-            await judged.close()
+        await self._open.close(str(body.get("episode")))
         return {}
 
     def _of(self, body: Mapping[str, Any]) -> Judged:

@@ -26,7 +26,7 @@ AT_ONCE = 128
 
 
 class PlayError(Exception):
-    """What the environment refused, or an episode that failed. It is no reward."""
+    """Refusal of the environment, or an episode that failed. It is no reward."""
 
     def __init__(self, message: str, kind: str = "failed", retry: bool = False):
         super().__init__(message)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf_environments.policy import Answer, Question, TextEpisodes
 from rlhf_environments.text_tokens import text_tokenizer
-from rlhf_host import Episode, EpisodeFailed, ScoreContext, Task, Trajectory, UserError
+from rlhf_host import Episode, EpisodeFailed, ScoreContext, Task, Trajectory
 from rlhf_host.internals import PluginManager, episode_seed, judges, score_group
 from rlhf_host.settings import RunConfig
 
@@ -21,16 +21,16 @@ MOST_SEED = 1 << 63
 
 
 class Full(EpisodeFailed):
-    """As many episodes are open as may be."""
+    """Refusal of a further episode: as many are open as may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an episode was worth."""
+    """Worth of an episode."""
 
     reward: float
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Those of the plugins, before their weights; ``agent``: the agent's own."""
+    """Rewards of the plugins, before their weights; ``agent``: the agent's own."""
     score: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     truncated: bool = False
@@ -46,7 +46,7 @@ class Play:
     def __init__(self, environment: Environment, episode: Episode, *, counts: bool = True):
         self.environment, self.episode, self.counts = environment, episode, counts
         self.answers: list[Answer] = []
-        """What the policy has answered so far."""
+        """Answers of the policy so far."""
         self.used = time.monotonic()
         self._questions: asyncio.Queue[Question] = asyncio.Queue()
         self._given: asyncio.Future[Answer] | None = None
@@ -89,7 +89,7 @@ class Play:
     async def close(self) -> None:
         """Ends it, whatever it is doing, and frees what its agent holds."""
         self._running.cancel()
-        with contextlib.suppress(asyncio.CancelledError, EpisodeFailed, UserError, Exception):
+        with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._running
         self.environment.opened.discard(self)
 
@@ -120,16 +120,13 @@ class Environment:
         self._numbers = itertools.count()
         self._judges = judges(manager, "train")
 
-    async def start(
-        self, task: int | None = None, seed: int | None = None, sample: int | None = None, *, counts: bool = True
-    ) -> tuple[Play, Question]:
+    async def start(self, task: int | None = None, seed: int | None = None, sample: int | None = None) -> tuple[Play, Question]:
         """Opens an episode; returns it and its first question.
 
         Args:
             task: index of the task, over all sources; default: each in turn.
             seed: of the episode's random numbers; default: that of the first epoch of a run with the same ``seed``.
             sample: which of the answers to the task it is, beginning with 0; default: counted.
-            counts: it is one of those that may be open.
 
         Raises:
             Full: too many are open.
@@ -138,15 +135,20 @@ class Environment:
         for name, value, most in (("task", task, len(self.tasks)), ("seed", seed, MOST_SEED), ("sample", sample, MOST_SEED)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < most):
                 raise EpisodeFailed(f"{name} {value!r}: a whole number from 0 to {most - 1}")
-        if counts:
-            await self._make_room()
+        await self._make_room()
         index = next(self._next) if task is None else task
         number = self._samples[index] if sample is None else sample
         self._samples[index] += sample is None
         chosen = self.tasks[index]
-        seed = episode_seed(self.config.seed, "train", chosen, 0) if seed is None else seed
-        place = f"{chosen.source}-{chosen.index}-{next(self._numbers)}"
-        play = Play(self, Episode(place, place, chosen, number, seed), counts=counts)
+        return await self._open(chosen, number, episode_seed(self.config.seed, "train", chosen, 0) if seed is None else seed)
+
+    async def again(self, play: Play) -> tuple[Play, Question]:
+        """Opens the same episode once more, from its beginning. It does not count: its client has one open."""
+        return await self._open(play.episode.task, play.episode.sample, play.episode.seed, counts=False)
+
+    async def _open(self, task: Task, sample: int, seed: int, *, counts: bool = True) -> tuple[Play, Question]:
+        place = f"{task.source}-{task.index}-{next(self._numbers)}"
+        play = Play(self, Episode(place, place, task, sample, seed), counts=counts)
         self.opened.add(play)
         try:
             first = await play.turn()
@@ -156,11 +158,6 @@ class Environment:
             await play.close()
             raise
         return play, first
-
-    async def again(self, play: Play) -> tuple[Play, Question]:
-        """Opens the same episode once more, from its beginning. It does not count: its client has one open."""
-        index = self.tasks.index(play.episode.task)
-        return await self.start(index, play.episode.seed, play.episode.sample, counts=False)
 
     async def _make_room(self) -> None:
         if self._counted < self.most:

@@ -20,7 +20,7 @@ MOST_TOKENS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the policy is asked: a whole conversation, and the tools that it has."""
+    """Question to the policy: a whole conversation, and the tools that it has."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -33,7 +33,7 @@ class Question:
 
     @property
     def answers(self) -> int:
-        """How often the policy has answered in it."""
+        """Number of the policy's answers in it."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
 

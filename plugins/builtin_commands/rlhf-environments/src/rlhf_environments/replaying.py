@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_environments.playing import Play, Result
+from rlhf_environments.playing import Environment, Play, Result
 from rlhf_environments.policy import Answer, Question
 from rlhf_environments.serving import text_of
 from rlhf_host import EpisodeFailed
@@ -113,6 +113,27 @@ class Judged:
         self._over = True
         await self.play.close()
         await self._end_trial()
+
+
+class OpenEpisodes:
+    """The episodes that clients have open, by names of theirs."""
+
+    def __init__(self, environment: Environment):
+        self._environment = environment
+        self._judged: dict[str, Judged] = {}
+
+    def add(self, name: str, play: Play, first: Question) -> None:
+        """Adds an episode, and forgets those that the environment has closed for their silence."""
+        self._judged = {each: one for each, one in self._judged.items() if one.play in self._environment.opened}
+        self._judged[name] = Judged(play, first)
+
+    def get(self, name: str) -> Judged | None:
+        return self._judged.get(name)
+
+    async def close(self, name: str) -> None:
+        """Closes an episode, if it is open."""
+        if (judged := self._judged.pop(name, None)) is not None:
+            await judged.close()
 
 
 def told_text(question: Question) -> str:

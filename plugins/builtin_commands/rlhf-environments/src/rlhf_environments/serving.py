@@ -1,15 +1,16 @@
-"""What servers of an environment share: turns as JSON, answers as they are sent, and access."""
+"""Servers of an environment: their start and end, turns as JSON, answers as they are sent, and access."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from rlhf_server import ApiError
+from rlhf_server import ApiError, HttpServer, Route
 
 from rlhf_environments.opening import Opened
-from rlhf_environments.playing import Full, Result
+from rlhf_environments.playing import Environment, Full, Result
 from rlhf_environments.policy import Answer, Question
 from rlhf_host import EpisodeFailed, RunError, UserError
 
@@ -22,15 +23,27 @@ ANSWER = ("message", "tool_calls", "truncated", "reasoning")
 """Keys of an answer."""
 
 
-class Server(Protocol):
-    """A server of one environment."""
+class Server(ABC):
+    """A server of one environment over HTTP."""
+
+    def __init__(self, environment: Environment):
+        self.environment = environment
+        self._http = HttpServer("the environment's server")
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        return self._http.url
 
-    async def start(self, host: str, port: int) -> None: ...
+    async def start(self, host: str, port: int) -> None:
+        """Accepts requests. Raises ``UserError`` if the address is not available."""
+        await self._http.start(host, port, self._routes())
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        await self._http.close()
+
+    @abstractmethod
+    def _routes(self) -> Iterator[Route]:
+        """Yields what can be asked."""
 
 
 class Invalid(ValueError):

@@ -28,7 +28,7 @@ _TEMPLATE = """\
 {%- if message['tool_calls'] %}{{ message['tool_calls'] | tojson }}{% endif %}
 {{- message['content'] }}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-"""What the host reads of a chat template: that there is one, and that it has tools. Episodes are not rendered with it."""
+"""Chat template, of which the host reads that there is one and that it has tools. Episodes are not rendered with it."""
 
 
 @functools.cache

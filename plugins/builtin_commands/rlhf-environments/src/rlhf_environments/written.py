@@ -1,4 +1,4 @@
-"""What ``rlhf env export`` writes: a package for verifiers, or a folder for NeMo Gym, with the settings and data that it needs."""
+"""Writes what ``rlhf env export`` gives: a package for verifiers, or a folder for NeMo Gym, with the settings and data it needs."""
 
 from __future__ import annotations
 

@@ -118,15 +118,15 @@ def _with_agent(line: CommandLine) -> Any:
 
 
 def _serve(form: str, environment: Any, name: str, host: str, port: int) -> None:
+    from rlhf_environments.gym import GymServer
+    from rlhf_environments.openenv import OpenEnvServer
     from rlhf_environments.serving import serve
 
-    if form == "openenv":
-        from rlhf_environments.openenv import OpenEnvServer as Server
-    else:
-        from rlhf_environments.gym import GymServer as Server  # type: ignore[assignment]
+    played = environment.environment
+    server = OpenEnvServer(played, name) if form == "openenv" else GymServer(played)
 
     def ready(server: Any) -> None:
         click.echo(server.url)
         click.echo(f"{name} as an environment of {form}. Ctrl-C ends it.", err=True)
 
-    serve(environment, Server(environment.environment, name), host, port, ready)
+    serve(environment, server, host, port, ready)
