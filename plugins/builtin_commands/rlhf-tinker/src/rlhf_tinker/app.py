@@ -8,7 +8,7 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING, Any
 from rlhf_server import ApiError, HttpServer, Route, check_key
 
 from rlhf_tinker import wire
+from rlhf_tinker.bodies import answer_of, invalid, page, read_adam, read_ttl, texts, tokens_of, whole
+from rlhf_tinker.listings import Listings
 from rlhf_tinker.losses import Job, checked_config, checked_datum
 from rlhf_tinker.models import CLOSE_S, Adapter, Base, Frozen, Model, Snapshot
 from rlhf_tinker.requests import Line, Pending, Requests, Result
-from rlhf_tinker.sampling import Ask, invalid, number, read_ask, whole
-from rlhf_tinker.states import NAME, RunRecord, Saved, States, stamp
+from rlhf_tinker.sampling import Ask, read_ask
+from rlhf_tinker.states import NAME, RunRecord, Saved, States
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 BODY_BYTES = 32 << 20
-"""Of a request with data or tokens."""
+"""Longest body of a request with data or tokens."""
 SMALL_BYTES = 1 << 20
-"""Of any other."""
+"""Longest body of any other request."""
 DATA = 4096
 """Maximum number of data of a request."""
 SILENT_S = 30.0
@@ -37,7 +39,6 @@ SILENT_S = 30.0
 ROOM_S = 90.0
 """Seconds that a new model waits for room."""
 SAMPLERS = 100_000
-LONG_TTL_S = 10 * 366 * 86400
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
     "proto_compress_fwdbwd": False,
@@ -48,9 +49,7 @@ CLIENT_CONFIG = {
     "fwdbwd_max_chunk_len": 1024,
     "fwdbwd_max_chunk_bytes_count": 5_000_000,
 }
-"""What the client may do here; the rest is its own default."""
-ADAM = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 0.0}
-"""Fields of ``AdamParams`` and their defaults."""
+"""Settings that the client gets; the rest is its own default."""
 
 
 @dataclass(slots=True)
@@ -104,6 +103,7 @@ class TrainingServer:
     def __init__(self, base: Base, states: States, key: str, aside: Path, *, most: int, vocabulary: int | None, room: int):
         self.base, self.states, self.key, self.aside, self.most = base, states, key, aside, most
         self.vocabulary, self.room = vocabulary, room
+        self.listings = Listings(states, self._last_request)
         self._http = HttpServer("the training server")
         self._requests = Requests()
         self._sessions: dict[str, ClientSession] = {}
@@ -150,15 +150,15 @@ class TrainingServer:
             "save_weights_external": self._save_external,
             "create_sampling_session": self._create_sampling_session,
             "retrieve_future": self._retrieve,
-            "weights_info": self._weights_info,
+            "weights_info": self.listings.weights_info,
         }
         gets = {
             "healthz": self._health,
             "get_server_capabilities": self._capabilities,
-            "training_runs": self._training_runs,
-            "training_runs/{run}": self._training_run,
-            "training_runs/{run}/checkpoints": self._checkpoints,
-            "checkpoints": self._all_checkpoints,
+            "training_runs": self.listings.training_runs,
+            "training_runs/{run}": self.listings.training_run,
+            "training_runs/{run}/checkpoints": self.listings.checkpoints,
+            "checkpoints": self.listings.all_checkpoints,
             "sessions": self._list_sessions,
             "sessions/{session}": self._get_session,
             "samplers/{sampler}": self._get_sampler,
@@ -172,8 +172,8 @@ class TrainingServer:
         for path, listing in gets.items():
             yield route("GET", f"/api/v1/{path}", listing)
         checkpoint = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
-        yield route("DELETE", checkpoint, self._delete_checkpoint)
-        yield route("PUT", f"{checkpoint}/ttl", _json(self._http, self._set_ttl), body_bytes=SMALL_BYTES)
+        yield route("DELETE", checkpoint, self.listings.delete_checkpoint)
+        yield route("PUT", f"{checkpoint}/ttl", _json(self._http, self.listings.set_ttl), body_bytes=SMALL_BYTES)
         yield route("*", "/api/v1/{rest:.*}", self._not_here, body_bytes=BODY_BYTES)
 
     def _admit(self, request: web.Request) -> None:
@@ -199,11 +199,11 @@ class TrainingServer:
         return web.json_response({"status": "accepted"})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return _answer({"status": "ok"})
+        return answer_of({"status": "ok"})
 
     async def _capabilities(self, request: web.Request) -> web.StreamResponse:
         model = {"model_name": self.base.name, "max_context_length": self.room, "trainable": True, "sampleable": True}
-        return _answer({"supported_models": [model]})
+        return answer_of({"supported_models": [model]})
 
     async def _create_session(self, body: Mapping[str, Any], request: web.Request) -> Any:
         session_id = str(uuid.uuid4())
@@ -227,11 +227,11 @@ class TrainingServer:
 
     async def _list_sessions(self, request: web.Request) -> web.StreamResponse:
         offset, limit = page(request)
-        return _answer({"sessions": list(self._sessions)[::-1][offset : offset + limit]})
+        return answer_of({"sessions": list(self._sessions)[::-1][offset : offset + limit]})
 
     async def _get_session(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request.match_info["session"], finished=True)
-        return _answer(
+        return answer_of(
             {
                 "training_run_ids": session.models,
                 "sampler_ids": session.samplers,
@@ -251,10 +251,8 @@ class TrainingServer:
     # Models
 
     async def _create_model(self, body: Mapping[str, Any], request: web.Request) -> Any:
-        session = self._session(body.get("session_id"))
-        order = whole(body.get("model_seq_id"), "model_seq_id", 0, 10**9 - 1)
-        if (base := body.get("base_model")) not in (self.base.name, self.base.model):
-            raise self._no_base(base)
+        session, order = self._session(body.get("session_id")), _order(body)
+        self._check_base(body.get("base_model"))
         lora = body.get("lora_config")
         if not isinstance(lora, Mapping):
             raise invalid("lora_config", "an object: models here are adapters over the base")
@@ -270,29 +268,34 @@ class TrainingServer:
             raise ApiError(400, "optimizer_config: there is adamw", "not_here", "optimizer_config")
         seed = lora.get("seed")
         seed = secrets.randbits(31) if seed is None else whole(seed, "lora_config.seed", 0, 2**31 - 1)
-        run = RunRecord(
-            f"{session.session_id}:train:{order}",
-            self.base.name,
-            whole(lora.get("rank"), "lora_config.rank", 1, 4096),
-            flags["train_mlp"],
-            flags["train_attn"],
-            texts(body.get("user_metadata")) or {},
-            time.time(),
-        )
-        pending, new = self._requests.begin(f"{run.run_id}:create", _digest(body), {"model_id": run.run_id})
+        rank = whole(lora.get("rank"), "lora_config.rank", 1, 4096)
+        return self._begin(session, order, body, partial(self._make, seed=seed), rank, flags["train_mlp"], flags["train_attn"])
+
+    def _check_base(self, name: Any) -> None:
+        if name not in (self.base.name, self.base.model):
+            told = f"base_model: {str(name)[:120]!r} is not here; this server has {self.base.name!r} (--name gives it another name)"
+            raise ApiError(404, told, "not_found", "base_model")
+
+    def _begin(
+        self,
+        session: ClientSession,
+        order: int,
+        body: Mapping[str, Any],
+        make: Callable[[Trained], Awaitable[Result]],
+        lora_rank: int,
+        train_mlp: bool,
+        train_attn: bool,
+    ) -> dict[str, Any]:
+        """Begins to make a session's model, unless the same request has begun it; returns the first answer."""
+        metadata = texts(body.get("user_metadata")) or {}
+        run_id = f"{session.session_id}:train:{order}"
+        run = RunRecord(run_id, self.base.name, lora_rank, train_mlp, train_attn, metadata, time.time())
+        pending, new = self._requests.begin(f"{run_id}:create", _digest(body), {"model_id": run_id})
         if new:
-            trained = self._add(run, session)
-            self._requests.start(pending, partial(self._make, trained, seed))
+            trained = self._trained[run_id] = Trained(run, session, Line(self._requests))
+            session.models.append(run_id)
+            self._requests.start(pending, partial(make, trained))
         return first(pending)
-
-    def _no_base(self, name: Any) -> ApiError:
-        told = f"base_model: {str(name)[:120]!r} is not here; this server has {self.base.name!r} (--name gives it another name)"
-        return ApiError(404, told, "not_found", "base_model")
-
-    def _add(self, run: RunRecord, session: ClientSession) -> Trained:
-        trained = self._trained[run.run_id] = Trained(run, session, Line(self._requests))
-        session.models.append(run.run_id)
-        return trained
 
     async def _make(self, trained: Trained, seed: int, saved: Saved | None = None, optimizer: bool = False) -> Result:
         """Loads a model, with saved weights if some are given."""
@@ -343,6 +346,10 @@ class TrainingServer:
                     told = f"{self.most} models are at work ({alive}), which is --max-models: finish a session, or allow more"
                     raise ApiError(429, told, "overloaded")
                 await asyncio.sleep(1.0)
+
+    def _last_request(self, model_id: str) -> float | None:
+        trained = self._trained.get(model_id)
+        return None if trained is None else trained.last_request
 
     async def _unload(self, model_id: str) -> None:
         if (trained := self._trained.pop(model_id, None)) is not None and trained.model is not None:
@@ -433,7 +440,7 @@ class TrainingServer:
             return await asyncio.to_thread(wire.forward_backward_output, logprobs, metrics)
 
         digest = hashlib.blake2b(raw, digest_size=16).digest()
-        return _answer(self._ordered(trained, sent.seq_id, digest, work))
+        return answer_of(self._ordered(trained, sent.seq_id, digest, work))
 
     def _job(self, sent: Any) -> Job:
         """Returns the data of a request, checked. Raises ``ValueError`` for data that cannot be trained on."""
@@ -447,7 +454,7 @@ class TrainingServer:
         for place, datum in enumerate(sent.data):
             try:
                 inputs = {name: wire.array_of(tensor, name) for name, tensor in datum.loss_fn_inputs.items()}
-                data.append(checked_datum(sent.loss_fn, _tokens(datum.model_input), inputs, self.vocabulary, self.room))
+                data.append(checked_datum(sent.loss_fn, tokens_of(datum.model_input), inputs, self.vocabulary, self.room))
             except ValueError as error:
                 raise ValueError(f"datum {place}: {error}") from error
         return Job(data, sent.loss_fn, config)
@@ -512,25 +519,12 @@ class TrainingServer:
 
     async def _create_from(self, body: Mapping[str, Any]) -> Any:
         saved, optimizer = self._asked(body)
-        session = self._session(body.get("session_id"))
-        order = whole(body.get("model_seq_id"), "model_seq_id", 0, 10**9 - 1)
-        if (base := body.get("base_model")) not in (None, self.base.name, self.base.model):
-            raise self._no_base(base)
+        session, order = self._session(body.get("session_id")), _order(body)
+        if (base := body.get("base_model")) is not None:
+            self._check_base(base)
+        make = partial(self._make, seed=secrets.randbits(31), saved=saved, optimizer=optimizer)
         was = saved.run
-        run = RunRecord(
-            f"{session.session_id}:train:{order}",
-            self.base.name,
-            was.lora_rank,
-            was.train_mlp,
-            was.train_attn,
-            texts(body.get("user_metadata")) or {},
-            time.time(),
-        )
-        pending, new = self._requests.begin(f"{run.run_id}:create", _digest(body), {"model_id": run.run_id})
-        if new:
-            trained = self._add(run, session)
-            self._requests.start(pending, partial(self._make, trained, secrets.randbits(31), saved, optimizer))
-        return first(pending)
+        return self._begin(session, order, body, make, was.lora_rank, was.train_mlp, was.train_attn)
 
     async def _save_for_sampler(self, body: Mapping[str, Any], request: web.Request) -> Any:
         trained = self._model(body.get("model_id"))
@@ -556,72 +550,14 @@ class TrainingServer:
 
         return self._ordered(trained, body.get("seq_id"), _digest(body), work)  # which counts its number
 
-    async def _weights_info(self, body: Mapping[str, Any], request: web.Request) -> Any:
-        run = self.states.find(body.get("tinker_path")).run
-        return {
-            "base_model": run.base_model,
-            "optimizer_config": {"type": "adamw"},
-            "is_lora": True,
-            "lora_rank": run.lora_rank,
-            "train_unembed": False,
-            "train_mlp": run.train_mlp,
-            "train_attn": run.train_attn,
-        }
-
-    async def _training_runs(self, request: web.Request) -> web.StreamResponse:
-        offset, limit = page(request)
-        runs = await asyncio.to_thread(self.states.runs)
-        rows = [await asyncio.to_thread(self._run_row, run) for run in runs[offset : offset + limit]]
-        return _answer({"training_runs": rows, "cursor": {"offset": offset, "limit": limit, "total_count": len(runs)}})
-
-    async def _training_run(self, request: web.Request) -> web.StreamResponse:
-        run = self.states.run(request.match_info["run"])
-        return _answer(await asyncio.to_thread(self._run_row, run))
-
-    def _run_row(self, run: RunRecord) -> dict[str, Any]:
-        saved = sorted(self.states.listed(run.run_id), key=lambda each: each.time)
-        trained = self._trained.get(run.run_id)
-        last = max([run.created, *(each.time for each in saved), *([] if trained is None else [trained.last_request])])
-        newest = {each.kind: each.row() for each in saved}
-        return {
-            "training_run_id": run.run_id,
-            "base_model": run.base_model,
-            "model_owner": "local",
-            "is_lora": True,
-            "corrupted": False,
-            "lora_rank": run.lora_rank,
-            "last_request_time": stamp(last),
-            "last_checkpoint": newest.get("weights"),
-            "last_sampler_checkpoint": newest.get("sampler_weights"),
-            "user_metadata": run.user_metadata or None,
-        }
-
-    async def _checkpoints(self, request: web.Request) -> web.StreamResponse:
-        run_id = request.match_info["run"]
-        return _answer({"checkpoints": [saved.row() for saved in self.states.listed(run_id)], "cursor": None})
-
-    async def _all_checkpoints(self, request: web.Request) -> web.StreamResponse:
-        offset, limit = page(request)
-        saved = sorted(await asyncio.to_thread(lambda: list(self.states.listed())), key=lambda each: each.time, reverse=True)
-        rows = [each.row() for each in saved[offset : offset + limit]]
-        return _answer({"checkpoints": rows, "cursor": {"offset": offset, "limit": limit, "total_count": len(saved)}})
-
-    async def _delete_checkpoint(self, request: web.Request) -> web.StreamResponse:
-        self.states.remove(_named(request))
-        return _answer({})
-
-    async def _set_ttl(self, body: Mapping[str, Any], request: web.Request) -> Any:
-        self.states.set_ttl(self.states.find(_named(request)), read_ttl(body))
-        return {}
-
     # Samples
 
     async def _create_sampling_session(self, body: Mapping[str, Any], request: web.Request) -> Any:
         session = self._session(body.get("session_id"))
         whole(body.get("sampling_session_seq_id"), "sampling_session_seq_id", 0, 2**62)
         path, base = body.get("model_path"), body.get("base_model")
-        if base is not None and base not in (self.base.name, self.base.model):
-            raise self._no_base(base)
+        if base is not None:
+            self._check_base(base)
         if path is None and base is None:
             raise invalid("model_path", "a path of saved weights, or base_model")
         snapshot = Snapshot(None if path is None else weights_of(self.states.find(path)))
@@ -644,7 +580,7 @@ class TrainingServer:
 
     async def _get_sampler(self, request: web.Request) -> web.StreamResponse:
         sampler = self._sampler(request.match_info["sampler"])
-        return _answer({"sampler_id": sampler.sampler_id, "base_model": self.base.name, "model_path": sampler.path})
+        return answer_of({"sampler_id": sampler.sampler_id, "base_model": self.base.name, "model_path": sampler.path})
 
     async def _sample(self, body: Mapping[str, Any], request: web.Request) -> Any:
         sampler_id = body.get("sampling_session_id")
@@ -714,16 +650,10 @@ def _json(http: HttpServer, handler: Any) -> Any:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = await http.body_of(request)
-        return _answer(await handler(body.value, request))
+        return answer_of(await handler(body.value, request))
 
     answer.__name__ = handler.__name__
     return answer
-
-
-def _answer(value: Any) -> web.StreamResponse:
-    from aiohttp import web
-
-    return value if isinstance(value, web.StreamResponse) else web.json_response(value)
 
 
 def first(pending: Pending) -> dict[str, Any]:
@@ -731,67 +661,10 @@ def first(pending: Pending) -> dict[str, Any]:
     return {"request_id": pending.request_id, **pending.about}
 
 
+def _order(body: Mapping[str, Any]) -> int:
+    """Returns the number of a model in its session."""
+    return whole(body.get("model_seq_id"), "model_seq_id", 0, 10**9 - 1)
+
+
 def _digest(body: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).digest()
-
-
-def _named(request: web.Request) -> str:
-    at = request.match_info
-    return f"tinker://{at['run']}/{at['kind']}/{at['name']}"
-
-
-def page(request: web.Request) -> tuple[int, int]:
-    """Returns offset and limit of a listing."""
-    values = []
-    for name, usual in (("offset", 0), ("limit", 100)):
-        text = request.query.get(name, str(usual))
-        if not text.isascii() or not text.isdecimal() or len(text) > 9:
-            raise invalid(name, "a whole number from 0")
-        values.append(int(text))
-    return values[0], min(values[1], 1000)
-
-
-def texts(value: Any) -> dict[str, str] | None:
-    """Returns a user's own texts about something. Raises ``ApiError`` for anything else."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or not all(isinstance(own, str) for own in value.values()):
-        raise invalid("user_metadata", "an object of texts")
-    return dict(value)
-
-
-def read_ttl(body: Mapping[str, Any]) -> int | None:
-    ttl = body.get("ttl_seconds")
-    return None if ttl is None else whole(ttl, "ttl_seconds", 1, LONG_TTL_S)
-
-
-def read_adam(body: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Returns the learning rate, and other settings of the optimizer by their names here. Raises ``ApiError`` for wrong ones."""
-    params = body.get("adam_params")
-    if not isinstance(params, Mapping):
-        raise ApiError(400, "adam_params: an object; other optimizers are not here", "not_here", "adam_params")
-    if odd := [name for name in params if name not in ADAM]:
-        raise invalid(f"adam_params.{odd[0][:40]}", f"unknown; there are {', '.join(ADAM)}")
-    given = {name: number(params.get(name, usual), f"adam_params.{name}", 0.0) for name, usual in ADAM.items()}
-    for name in ("beta1", "beta2"):
-        if given[name] >= 1:
-            raise invalid(f"adam_params.{name}", "below 1")
-    if given["eps"] == 0:
-        raise invalid("adam_params.eps", "above 0")
-    return given["learning_rate"], {
-        "betas": (given["beta1"], given["beta2"]),
-        "adam_eps": given["eps"],
-        "weight_decay": given["weight_decay"],
-        "max_grad_norm": given["grad_clip_norm"],
-    }
-
-
-def _tokens(chunks: Any) -> Any:
-    import numpy as np
-
-    parts = []
-    for chunk in chunks:
-        if not chunk.HasField("encoded_text"):
-            raise ValueError("model_input has a chunk that is no text: pictures and sounds are not here")
-        parts.append(wire.tokens_of(chunk.encoded_text.tokens, "model_input"))
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -59,7 +59,7 @@ class Formula:
 
     values: Callable[[Tensor, Inputs, Mapping[str, float]], Tensor]
     inputs: tuple[str, ...]
-    """Beside ``target_tokens``."""
+    """Names of inputs beside ``target_tokens``."""
     config: Mapping[str, float | None] = field(default_factory=dict)
     """Settings and their defaults; None: the request must give it."""
 
@@ -90,7 +90,7 @@ class Datum:
     targets: np.ndarray
     """``[N]`` or ``[N, K]``."""
     inputs: dict[str, np.ndarray]
-    """Of the shape of the targets, float32."""
+    """Arrays of the shape of the targets, float32."""
 
     @property
     def follows(self) -> bool:

@@ -58,7 +58,7 @@ class Base:
 
     @property
     def tokenizer(self) -> str:
-        """Where clients on this machine find the tokenizer."""
+        """Returns where clients on this machine find the tokenizer."""
         actor = self.config.roles["actor"]
         place = Path(str(actor.tokenizer or actor.model)).expanduser()
         return str(place.resolve()) if place.exists() else str(place)
@@ -88,7 +88,7 @@ class Base:
 
 @dataclass(slots=True)
 class Adapter:
-    """What a model is trained as."""
+    """Form in which a model is trained."""
 
     rank: int
     seed: int
@@ -121,7 +121,7 @@ class Model:
     number: int = 0
     """Optimizer steps and loads so far, which tells whether a snapshot is of these weights."""
     failed: str | None = None
-    """Why the gradients that wait are not complete."""
+    """Reason for which the gradients that wait are not complete."""
     synced: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
     draws: itertools.count[int] = field(default_factory=itertools.count)

@@ -49,7 +49,7 @@ class Pending:
     digest: Hashable
     done: asyncio.Future[Result]
     about: dict[str, Any] = field(default_factory=dict)
-    """What the first answer says beside the id."""
+    """Values of the first answer beside the id."""
 
 
 class Requests:

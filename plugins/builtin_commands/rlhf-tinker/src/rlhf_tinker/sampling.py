@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlhf_server import ApiError
+
+from rlhf_tinker.bodies import invalid, number, whole
 
 SAMPLES = 1024
 """Maximum number of answers of one request."""
@@ -144,20 +145,3 @@ def tokens_of(prompt: Any, vocabulary: int | None) -> tuple[int, ...]:
 
 def _is_token(value: Any, vocabulary: int | None) -> bool:
     return type(value) is int and 0 <= value < (vocabulary or 2**31)
-
-
-def invalid(param: str, message: str) -> ApiError:
-    return ApiError(400, f"{param}: {message}", "invalid_value", param)
-
-
-def whole(value: Any, name: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise invalid(name, f"a whole number from {low} to {high:,}, not {str(value)[:40]}")
-    return value
-
-
-def number(value: Any, name: str, low: float, high: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
-        upper = "" if high == math.inf else f" to {high:g}"
-        raise invalid(name, f"a finite number from {low:g}{upper}, not {str(value)[:40]}")
-    return float(value)

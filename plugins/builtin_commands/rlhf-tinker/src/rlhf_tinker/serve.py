@@ -20,7 +20,7 @@ from rlhf_tinker.models import Base, limits
 from rlhf_tinker.states import States
 
 PREFIX = "tml-"
-"""Of every key: Tinker's client takes no others."""
+"""Beginning of every key: Tinker's client takes no others."""
 
 
 def key_of(given: str | None) -> tuple[str, bool]:
