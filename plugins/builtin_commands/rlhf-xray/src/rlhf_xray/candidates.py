@@ -131,7 +131,7 @@ class Roles:
     """The plugin of the session: it needs what all algorithms need, and does nothing."""
 
     context: RunContext
-    """For algorithms that prepare themselves when a run starts."""
+    """Context for algorithms that prepare themselves when a run starts."""
 
     def __init__(self, roles: Iterable[RoleNeed]):
         self._roles = tuple(roles)

@@ -94,9 +94,10 @@ def compare(
 ) -> XRay:
     """Is ``xray``, with errors that speak of flags."""
     batch = SavedBatch.of(saved, model, step, old_logprobs)
-    candidates = Candidates.of(algos, only_actor=only_actor, given=_models_of(settings, config))
-    given = _actor_settings(settings, config)
-    loaded = {f"actor.{name}": value for name, value in batch.loaded.items() if name not in given}
+    given = _roles_given(settings, config)
+    with_model = {role for role, said in given.items() if said.get("model") is not None}
+    candidates = Candidates.of(algos, only_actor=only_actor, given=with_model)
+    loaded = {f"actor.{name}": value for name, value in batch.loaded.items() if name not in given.get("actor", {})}
     if "actor.adapter" in loaded and weights != "all":
         raise UserError(
             f"--weights {weights}: the run began with the adapter {loaded['actor.adapter']}, and an adapter's weights are all that"
@@ -117,27 +118,16 @@ def compare(
         return _Xray(session, roles, batch, candidates, named=algos is not None, weights=weights).run(on_progress)
 
 
-def _actor_settings(settings: Mapping[str, Any], config: str | Path | Sequence[str | Path] | None) -> set[str]:
-    """Returns the settings of the actor that are given."""
+def _roles_given(settings: Mapping[str, Any], config: str | Path | Sequence[str | Path] | None) -> dict[str, dict[str, Any]]:
+    """Returns what settings and files say of each role: ``{"actor": {"dtype": "float32"}}``."""
     files = [] if config is None else [config] if isinstance(config, str | Path) else config
-    found: set[str] = set()
+    found: dict[str, dict[str, Any]] = {}
     for each in (settings, *(plain(read_yaml(Path(file))) for file in files)):
-        roles = each["roles"] if isinstance(each.get("roles"), Mapping) else {}
-        for section in (each.get("actor"), each.get("roles.actor"), roles.get("actor")):
-            found |= set(map(str, section)) if isinstance(section, Mapping) else set()
-        names = (name.removeprefix("roles.") for name in each)
-        found |= {name.removeprefix("actor.") for name in names if name.startswith("actor.")}
-    return {name.replace("-", "_") for name in found}
-
-
-def _models_of(settings: Mapping[str, Any], config: str | Path | Sequence[str | Path] | None) -> set[str]:
-    """Returns the roles that settings give a model."""
-    files = [] if config is None else [config] if isinstance(config, str | Path) else config
-    found: set[str] = set()
-    for each in (settings, *(plain(read_yaml(Path(file))) for file in files)):
-        found |= {name.removeprefix("roles.").removesuffix(".model") for name in each if name.endswith(".model")}
-        nested = {**each, **(each["roles"] if isinstance(each.get("roles"), Mapping) else {})}
-        found |= {name for name, value in nested.items() if isinstance(value, Mapping) and value.get("model") is not None}
+        sections = {**each, **(each["roles"] if isinstance(each.get("roles"), Mapping) else {})}
+        for name, value in sections.items():
+            role, dot, setting = name.removeprefix("roles.").partition(".")
+            said = {setting: value} if dot else value if isinstance(value, Mapping) else {}
+            found.setdefault(role, {}).update({str(key).replace("-", "_"): own for key, own in said.items()})
     return found
 
 

@@ -16,7 +16,7 @@ Old = Literal["model", "file"]
 LOADED = ("tokenizer", "dtype", "quantize", "attn_implementation", "trust_remote_code")
 """Settings of a run's actor with which its model is loaded, at each step."""
 FIRST = ("revision", "adapter", *LOADED)
-"""Those with which the model that the run began with is loaded."""
+"""Settings with which the model that the run began with is loaded."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Met:
     loaded: dict[str, Any] = field(default_factory=dict)
     """Settings of the run's actor with which it is loaded."""
     old: Old = "model"
-    """Where old log-probabilities are from, if nobody says."""
+    """Origin of old log-probabilities, if nobody says."""
     notices: list[str] = field(default_factory=list)
 
 
