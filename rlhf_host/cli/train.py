@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from rlhf_host.cli.configured import CommandLine, SettingsCommand
-from rlhf_host.cli.dry_run import dry_run, told
 from rlhf_host.command import rlhf
 from rlhf_host.config.check import check
 from rlhf_host.config.load import QUICKSTART
@@ -101,6 +100,8 @@ def train(ctx: click.Context, line: CommandLine) -> None:
     if "print-config" in line.own:
         click.echo(config_yaml(config), nl=False)
         return
+    from rlhf_host.cli.dry_run import dry_run, told
+
     for name in line.configs:
         require_models(name, config)
     with closing(run.plugins()) as manager:
@@ -145,8 +146,8 @@ def _what_next(outcome: Outcome, config: RunConfig, needs: Needs, as_they_come: 
     """
     run_dir = Path(str(config.run_dir))
     if outcome.status == "interrupted":
-        again = f"a checkpoint is written. Continue with:\n  {rlhf('train', '--resume', run_dir)}"
-        return f"\nInterrupted after step {outcome.step}; {again}"
+        resume = rlhf("train", "--resume", run_dir)
+        return f"\nInterrupted after step {outcome.step}; a checkpoint is written. Continue with:\n  {resume}"
     early = f" after step {outcome.step} ({outcome.reason})" if outcome.reason else ""
     parts = [name for name in ("metrics.jsonl", "trajectories/", "checkpoints/", "model/") if (run_dir / name).exists()]
     lines = [f"\nFinished{early}. Everything is in {run_dir}: {', '.join(parts)}"]

@@ -187,12 +187,7 @@ def test_a_placement_the_cluster_cannot_hold_is_refused_before_anything_is_writt
 def test_a_training_worker_that_dies_ends_the_run_with_one_line_and_no_process(rlhf, small_run, tmp_path, ray_dir):
     process = rlhf.start(*small_run, "--train.steps", "100000", *RAY, "--ray.temp-dir", ray_dir, "--run-dir", tmp_path / "run")
     rows = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (rows.exists() and rows.read_text().count("\n") >= 2):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    kill_worker(process, ray_dir, lambda: rows.exists() and rows.read_text().count("\n") >= 2)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1, err
     assert "a worker of actor is lost" in err
@@ -205,12 +200,7 @@ def test_a_run_whose_worker_dies_begins_again_from_its_last_checkpoint(rlhf, sma
     rlhf.run(*small_run, *saved, "--run-dir", tmp_path / "whole")
     run = tmp_path / "run"
     process = rlhf.start(*small_run, *saved, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", run, "--max-restarts", "1")
-    deadline = time.monotonic() + 300
-    while not (run / "checkpoints/step-000003").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    kill_worker(process, ray_dir, lambda: (run / "checkpoints/step-000003").exists())
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "a worker of actor is lost" in err
@@ -238,16 +228,21 @@ def test_from_python_a_lost_worker_is_replaced_in_the_same_process(fork, environ
     run, script = tmp_path / "run", tmp_path / "script.py"
     script.write_text(PYTHON)
     process = fork([tiny_model, prompts, ray_dir, run], environment, program=script)
-    deadline = time.monotonic() + 300
-    while not (run / "checkpoints/step-000003").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(worker_pid(ray_dir), signal.SIGKILL)
+    kill_worker(process, ray_dir, lambda: (run / "checkpoints/step-000003").exists())
     _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert "Restarting from it (1 of 1)" in err
     assert [row["step"] for row in metrics(run)] == list(range(1, 13))
+
+
+def kill_worker(process, ray_dir, ready):
+    """Kills the training worker of a started run as soon as ``ready()``."""
+    deadline = time.monotonic() + 300
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(worker_pid(ray_dir), signal.SIGKILL)
 
 
 def worker_pid(ray_dir: Path) -> int:
