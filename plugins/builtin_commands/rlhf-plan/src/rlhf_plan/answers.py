@@ -18,11 +18,11 @@ class Lengths:
     """Tokens of answers."""
 
     mean: Span
-    """Of a step's answers."""
+    """Mean over a step's answers."""
     longest: float
-    """Of the answers of a step: what decoding goes on to."""
+    """Length of the longest answer of a step, to which decoding goes on."""
     source: str
-    """Where they are from, for people."""
+    """Origin of the lengths, for people."""
 
 
 def of_limits(most: int) -> Lengths:

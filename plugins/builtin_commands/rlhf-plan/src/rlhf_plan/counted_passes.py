@@ -50,7 +50,7 @@ class Operation(NamedTuple):
     """One operation on a device."""
 
     flops: float
-    """Of matrix products and attention."""
+    """Operations of matrix products and attention."""
     bytes: int
     """Read and written, each tensor once."""
 

@@ -30,7 +30,7 @@ LEAST_ROWS = 32
 MOST_WORK = 1e12
 """Operations of a dry step beyond which it has fewer prompts than the run."""
 BYTES = 20
-"""Of each weight in dry steps: itself, its gradient, two moments, and a copy while it is read."""
+"""Bytes of each weight in dry steps: itself, its gradient, two moments, and a copy while it is read."""
 ADAM_NUMBERS = 1 << 22
 """Weights of the optimizer's step that is timed."""
 

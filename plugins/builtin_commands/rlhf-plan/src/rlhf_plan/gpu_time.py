@@ -48,7 +48,7 @@ LINK_GBS = (20.0, 400.0)
 LOGIT_BYTES = {"fast": 32, "slow": 112}
 """Bytes moved for each logit that is trained on: benchmarks/gpu_roofline.json, with kernels in Triton and without."""
 OPTIMIZER_BYTES = 30
-"""Of each trained number: weight, gradient and two moments read, three written, and the copy in 16 bits."""
+"""Bytes for each trained number: weight, gradient and two moments read, three written, and the copy in 16 bits."""
 ENGINE_SLOWER = 3.0
 """An engine that schedules by itself takes up to so many times what its reads and products need."""
 WAYS = ("fast", "slow")

@@ -1,4 +1,4 @@
-"""What a run will take, kept under its settings; and what it took, beside that."""
+"""Prediction of a run's seconds, kept under its settings, and the measurement beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf_host.settings import RunConfig
 from rlhf_plan.spans import Span, duration, short
 
 FILE = "plan.json"
-"""In a run's directory: prediction and measurement."""
+"""File of a run's directory with prediction and measurement."""
 OTHER = ("name", "run_dir", "seed", "tracker", "trajectories", "checkpoint", "max_restarts")
 """Settings that change no second of a step."""
 PARTS = ("sampling", "passes", "optimizer", "sync", "host")

@@ -35,7 +35,7 @@ FEW, MANY = 32, 256
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line says beside settings."""
+    """Words of the command line beside settings."""
 
     gpu: str | None = None
     answers: Path | None = None

@@ -1,4 +1,4 @@
-"""How a run's process ended: its error or signal, where in the run, and whether memory was short."""
+"""Ends of a run's process: error or signal, place in the run, and whether memory was short."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ASKED = (130, -signal.SIGINT, -signal.SIGTERM)
 """Exit codes of a run that somebody ended: Ctrl-C, or SIGTERM to the run's own process."""
 
 OVER = {"finished": 0, "interrupted": 130}
-"""What ``run.json`` says of a run that is over, whatever its process died of then → the exit code."""
+"""Status in ``run.json`` of a run that is over, whatever its process died of then → the exit code."""
 WAY_ON = re.compile(r"; (continue from|no checkpoint was written yet) .*", re.DOTALL)
-"""What an error says of going on by hand."""
+"""Words of an error about going on by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class End:
     """The end of one attempt."""
 
     code: int
-    """As of ``os.waitstatus_to_exitcode``: negative for a signal."""
+    """Exit code as of ``os.waitstatus_to_exitcode``: negative for a signal."""
     what: str
-    """What ended it."""
+    """Cause of the end."""
     step: int | None
     """The last finished step; None: it had not begun."""
 
@@ -41,7 +41,7 @@ class End:
 
     @property
     def exit_code(self) -> int:
-        """What a shell would say."""
+        """Returns the exit code that a shell would say."""
         return self.code if self.code >= 0 else 128 - self.code
 
 

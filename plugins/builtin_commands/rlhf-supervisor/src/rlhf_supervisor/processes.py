@@ -1,4 +1,4 @@
-"""What the system offers for one process that watches another: who ends with whom, what a dead process has left, one per run."""
+"""Calls of the system for one process that watches another: who ends with whom, what a dead process has left, one per run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Process(NamedTuple):
     state: str
     parent: int
     started: int
-    """In ticks since the system began: with it a number that the system gives again is another process."""
+    """Start in ticks since the system began: with it a number that the system gives again is another process."""
 
     @property
     def identity(self) -> tuple[int, int]:

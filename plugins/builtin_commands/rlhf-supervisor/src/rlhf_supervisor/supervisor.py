@@ -21,7 +21,7 @@ FIRST_S, LONGEST_S = 2.0, 300.0
 LOOK_S = 0.1
 """Seconds between two looks at the run's process."""
 CLOCK_S = 0.02
-"""How far the clock of files may be behind."""
+"""Seconds by which the clock of files may be behind."""
 SENT_ON = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -87,7 +87,7 @@ class Supervisor:
         self._saved = newest_checkpoint(run_dir)
         """Step of the newest checkpoint when the last process ended."""
         self._expected: tuple[int | None, int] | None = None
-        """Until a process has begun again: the checkpoint that it should take, and the last step before."""
+        """Checkpoint that the next process should take, and the last step before, until it has begun."""
         self._child = 0
         self._asked: tuple[int, float] | None = None
         """The first signal that ends the run, and when it came."""

@@ -29,7 +29,7 @@ class Process(Protocol):
 
 
 class Launcher(Protocol):
-    """Where runs are executed."""
+    """Place where runs are executed."""
 
     at_once: int
 

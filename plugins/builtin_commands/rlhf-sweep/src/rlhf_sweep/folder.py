@@ -47,7 +47,7 @@ class Folder:
 
     @cached_property
     def record(self) -> dict[str, Any] | None:
-        """What the sweep there was begun with. Raises ``UserError`` where something else is there."""
+        """Returns what the sweep there was begun with. Raises ``UserError`` where something else is there."""
         file = self.path / RECORD
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--output {self.path} is a file: it names the folder of a sweep")

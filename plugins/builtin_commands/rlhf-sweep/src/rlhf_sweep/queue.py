@@ -1,4 +1,4 @@
-"""Which run is next: all of them in their order, or those of what a sampler proposes from the results so far."""
+"""Chooses the next run: all of them in their order, or those of what a sampler proposes from the results so far."""
 
 from __future__ import annotations
 

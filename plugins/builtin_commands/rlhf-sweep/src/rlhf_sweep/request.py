@@ -1,4 +1,4 @@
-"""What a person asks for: from flags and a file to one ``Request``."""
+"""Reads what a person asks for: from flags and a file to one ``Request``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Request:
     """A sweep, as it was asked for."""
 
     configs: tuple[Any, ...]
-    """What every run is made of, before flags."""
+    """Settings of every run, before flags."""
     flags: tuple[Flag, ...]
     """Flags that every run has."""
     varied: tuple[Varied, ...]

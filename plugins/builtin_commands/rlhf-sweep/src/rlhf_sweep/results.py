@@ -1,4 +1,4 @@
-"""What the runs say: a value for each, means over seeds with their standard errors, and which settings matter."""
+"""Results of the runs: a value for each, means over seeds with their standard errors, and which settings matter."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Row:
 
     settings: dict[str, Any]
     values: tuple[float, ...]
-    """Of its finished runs."""
+    """Values of its finished runs."""
     planned: int
     failed: int
     names: tuple[str, ...]
@@ -79,13 +79,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How much of the differences between runs goes with one setting."""
+    """Share of the differences between runs that goes with one setting."""
 
     name: str
     share: float
-    """Of the variance of all finished runs: between its values, or of a range with its rank."""
+    """Share of the variance of all finished runs: between its values, or of a range with its rank."""
     chance: float
-    """What pure noise would give."""
+    """Share that pure noise would give."""
     levels: tuple[tuple[str, float, int], ...]
     """Value, mean, number of runs; none for a range with a value for each run."""
 

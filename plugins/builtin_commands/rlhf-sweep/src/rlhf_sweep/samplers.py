@@ -1,4 +1,4 @@
-"""Which settings are run: the whole grid, random draws, or what optuna proposes from the results so far."""
+"""Chooses the settings that are run: the whole grid, random draws, or what optuna proposes from the results so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_host import UserError
 from rlhf_sweep.space import Choices, Range, Varied, label
 
 SAMPLERS = ("random", "tpe", "gp")
-"""Those of optuna propose from the finished settings alone, so that a sweep which goes on proposes the same."""
+"""Samplers of optuna, which propose from the finished settings alone, so that a sweep which goes on proposes the same."""
 OF_OPTUNA = {"tpe": "TPESampler", "gp": "GPSampler"}
 TRIES = 200
 """Draws in a row that bring nothing new, after which a space counts as used up."""

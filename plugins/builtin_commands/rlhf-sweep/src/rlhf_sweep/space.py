@@ -1,4 +1,4 @@
-"""What a setting is varied over: alternatives, ranges, and how both are written."""
+"""Alternatives and ranges over which a setting is varied, and how both are written."""
 
 from __future__ import annotations
 
