@@ -70,11 +70,13 @@ def timed_on_cpu(config: RunConfig, needs: Any, lengths: Lengths | None) -> CpuT
     _refuse(config, needs)
     shorts = _shorts(config, needs)
     prompts, whole = _prompts(config, shorts, lengths)
-    optimizer = _optimizer_seconds(config, shorts)  # before runs leave this thread one core
+    threads = torch.get_num_threads()
     caps = [None] if lengths is None else _caps(lengths)
     points: list[tuple[float, dict[str, float]]] = []
     for cap in caps:
         points.append(_at(config, shorts, prompts, cap))
+    # Behind the runs, which it would slow: OpenMP's threads wait less eagerly where a second group of them exists.
+    optimizer = _optimizer_seconds(config, shorts, threads)
     factor = whole / prompts
 
     def at(part: str, tokens: float) -> float:
@@ -87,12 +89,13 @@ def timed_on_cpu(config: RunConfig, needs: Any, lengths: Lengths | None) -> CpuT
 
     mean = Span(0, 0, 0) if lengths is None else lengths.mean
     parts = {}
-    for part in points[0][1]:
+    for part in (part for part in points[0][1] if part != "cpu"):
         ends = mean
         if lengths is not None and part == "sampling":
             ends = Span(mean.low, (mean.middle + max(mean.middle, lengths.longest)) / 2, max(mean.high, lengths.longest))
         parts[part] = Span(at(part, ends.low), at(part, ends.middle), at(part, ends.high)).around(ERROR)
-    cpu = parts.pop("cpu")
+    wall = sum(at(part, mean.middle) for part in parts)
+    cpu = Span.total(parts.values()).times(at("cpu", mean.middle) / wall)  # as busy as the dry steps
     passes = parts["passes"]
     share = min(1.0, optimizer / passes.middle) if passes.middle else 0.0
     parts = {
@@ -185,8 +188,9 @@ def _at(config: RunConfig, shorts: Sequence[Short], prompts: int, cap: int | Non
     return first.tokens, total
 
 
-def _optimizer_seconds(config: RunConfig, shorts: Sequence[Short]) -> float:
+def _optimizer_seconds(config: RunConfig, shorts: Sequence[Short], threads: int) -> float:
     """Returns the seconds of the optimizer's steps, by one over as many numbers as fit into no cache."""
+    torch.set_num_threads(threads)  # runs leave this thread one
     weight = torch.nn.Parameter(torch.zeros(ADAM_NUMBERS))
     weight.grad = torch.ones(ADAM_NUMBERS)
     adam = torch.optim.AdamW([weight], foreach=True)
