@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters test-dashboard lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -216,6 +216,15 @@ build/cluster-tools/bin/python:
 
 test-clusters: setup build/cluster-tools/bin/python ## let SkyPilot and Kubernetes' schemas read the files of examples/cluster
 	$(VENV)/bin/python -m pytest tests/outside/test_cluster_tools.py
+
+# Beside .venv, not in it: nothing else needs these.
+build/ray-dashboard: | $(DISTRIBUTED_STAMP)
+	$(PIP_INSTALL) --no-deps --target $@.unfinished -c constraints/cuda.txt aiohttp-cors colorful opencensus opencensus-context \
+		opentelemetry-exporter-prometheus google-api-core google-auth proto-plus py-spy smart-open wrapt virtualenv distlib python-discovery
+	@mv $@.unfinished $@
+
+test-dashboard: setup-distributed build/ray-dashboard ## train on a cluster with Ray's dashboard, and ask it with and without the token
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_ray_dashboard.py
 
 test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
 	$(VENV)/bin/python scripts/fetch_oracles.py

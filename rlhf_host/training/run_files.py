@@ -44,13 +44,14 @@ def write_start(config: RunConfig, manager: PluginManager, run_dir: Path, step: 
         write_file(path, text.encode())
 
 
-def note_begin(run_dir: Path, steps: int, step: int | None, rates: Mapping[str, float]) -> None:
+def note_begin(run_dir: Path, steps: int, step: int | None, rates: Mapping[str, float], more: Mapping[str, str]) -> None:
     """Writes into ``run.json`` that the run has begun, or goes on.
 
     Args:
         steps: number of planned steps.
         step: step of the checkpoint that the run resumes from.
         rates: peak learning rates of the trained roles, which plugins decide where the configuration does not.
+        more: what the runtime says of itself, where it has an attribute ``about``.
     """
     known = about_run(run_dir) if step is not None else {}
     about = {"started": known.get("started", round(time.time(), 3)), "steps": steps, "status": "running"}
@@ -58,7 +59,7 @@ def note_begin(run_dir: Path, steps: int, step: int | None, rates: Mapping[str, 
     machine = f"{platform.system()} {platform.machine()}"
     about |= {"rlhf_host": __version__, "python": platform.python_version(), "machine": machine}
     about["used"] = {"roles": {role: {"lr": rate} for role, rate in rates.items()}}
-    _write_about(run_dir, about)
+    _write_about(run_dir, {**more, **about})
 
 
 def note_end(run_dir: Path, outcome: Outcome) -> None:

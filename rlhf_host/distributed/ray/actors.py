@@ -166,12 +166,16 @@ class WorkerActor:
         """
         from rlhf_host.records.ragged import RaggedTensor
 
-        worker = self.roles.worker
-        before = worker.compute_s
-        results = getattr(worker, method)(role, *arguments, shard.batch())
+        results, seconds = self._timed(method, role, *arguments, shard.batch())
         tensors = results if isinstance(results, tuple) else (results,)
         arrays = [(tensor.tokens if isinstance(tensor, RaggedTensor) else tensor).numpy() for tensor in tensors]
-        return arrays, worker.compute_s - before
+        return arrays, seconds
+
+    def _timed(self, method: str, *arguments: Any, **more: Any) -> tuple[Any, float]:
+        """Calls a method of the worker; returns its result, and the seconds that it computed."""
+        before = self.roles.worker.compute_s
+        result = getattr(self.roles.worker, method)(*arguments, **more)
+        return result, self.roles.worker.compute_s - before
 
     @_plainly
     def adjust(self, role: str, lr: float) -> None:
@@ -180,38 +184,29 @@ class WorkerActor:
     @_plainly
     def follow(self, role: str) -> float:
         """Moves a role's weights; returns the seconds it took."""
-        before = self.roles.worker.compute_s
-        self.roles.worker.follow(role)
-        return self.roles.worker.compute_s - before
+        return self._timed("follow", role)[1]
 
     @_plainly
     def update(self, shard: Shard, more: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
         """Does this rank's part of one optimizer batch; returns its ``Update`` and the seconds it took."""
         from rlhf_host.training.memory import memory
 
-        worker = self.roles.worker
-        before = worker.compute_s
-        update = worker.update(shard.batch(more), sampled_now=sampled_now, whole=whole, rows=shard.rows)
+        update, seconds = self._timed("update", shard.batch(more), sampled_now=sampled_now, whole=whole, rows=shard.rows)
         update.metrics.add(Metric(name, used, reduce="max") for name, used in memory().items())
-        return update, worker.compute_s - before
+        return update, seconds
 
     @_plainly
     def forward_backward(
         self, shard: Shard, more: Shard, whole: Any, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec]
     ) -> tuple[Any, float]:
         """Adds this rank's share of a batch's gradients; returns its ``Update`` and the seconds it took."""
-        worker, rows = self.roles.worker, shard.rows
-        before = worker.compute_s
-        more_of = {"sampled_now": sampled_now, "last": last, "plugins": plugins, "whole": whole, "rows": rows}
-        update = worker.forward_backward(shard.batch(more), **more_of)
-        return update, worker.compute_s - before
+        more_of = {"sampled_now": sampled_now, "last": last, "plugins": plugins, "whole": whole, "rows": shard.rows}
+        return self._timed("forward_backward", shard.batch(more), **more_of)
 
     @_plainly
     def optim_step(self) -> tuple[Any, float]:
         """Takes the step that gradients wait for; returns its ``Update`` and the seconds it took."""
-        before = self.roles.worker.compute_s
-        update = self.roles.worker.optim_step()
-        return update, self.roles.worker.compute_s - before
+        return self._timed("optim_step")
 
     @_plainly
     def gradients(self, patterns: Sequence[str]) -> dict[str, Any]:
@@ -221,10 +216,7 @@ class WorkerActor:
     @_plainly
     def evaluate(self, shard: Shard, more: Shard, whole: Any) -> tuple[Any, float]:
         """Returns this rank's share of a batch's losses and metrics, and the seconds it took."""
-        worker = self.roles.worker
-        before = worker.compute_s
-        metrics = worker.evaluate(shard.batch(more), whole=whole, rows=shard.rows)
-        return metrics, worker.compute_s - before
+        return self._timed("evaluate", shard.batch(more), whole=whole, rows=shard.rows)
 
     @_plainly
     def of_roles(self, method: str, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlhf_host.distributed.ray.leftovers import PREFIX, end_leftovers
 from rlhf_host.distributed.ray.placement import Node, Place, asked, shortage
-from rlhf_host.distributed.ray.plugin import Ray
+from rlhf_host.distributed.ray.plugin import Ray, require_dashboard
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.scratch import Scratch
 
@@ -46,16 +46,19 @@ class RayCluster:
     def __init__(self, settings: Ray.Options):
         self.settings = settings
         self.is_own = False
+        self.about: dict[str, str] = {}
+        """What is noted of it in ``run.json``."""
         self._scratch: Scratch | None = None
         self._environment: dict[str, str | None] = {}
         self._groups: list[Any] = []
 
     def start(self) -> None:
-        """Joins ``ray.address``, or makes a cluster on this machine: token authentication, loopback only, no dashboard.
+        """Joins ``ray.address``, or makes a cluster on this machine: token authentication, loopback only.
 
         Raises:
             UserError: the cluster cannot be reached, or this process uses Ray already.
         """
+        require_dashboard(self.settings)
         if self.settings.address is None:
             self._set_environment()
         import ray
@@ -91,18 +94,21 @@ class RayCluster:
         token.write_text(secrets.token_hex(32))
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
         _reread_environment()
-        memory = self.settings.object_store_mb
         with _as_user_error("cannot start Ray on this machine"):
-            ray.init(
+            made = ray.init(
                 address="local",
                 num_cpus=self.settings.num_cpus,
                 num_gpus=self.settings.num_gpus,
-                object_store_memory=None if memory is None else memory * 2**20,
-                include_dashboard=False,
+                object_store_memory=(self.settings.object_store_mb or 0) * 2**20 or None,
+                include_dashboard=self.settings.dashboard,
+                dashboard_host="127.0.0.1",
                 _temp_dir=str(self._scratch.path),
                 _node_ip_address="127.0.0.1",
                 **quiet,
             )
+        if self.settings.dashboard:
+            self.about = {"ray_dashboard": f"http://{made.dashboard_url}"}
+            log.warning("Ray's dashboard: %s; it asks for the token in %s", self.about["ray_dashboard"], token)
 
     def nodes(self) -> list[Node]:
         """Returns the machines alive, with all their CPUs and GPUs."""
@@ -200,9 +206,9 @@ class RayCluster:
         atexit.unregister(self.stop)
 
     def _set_environment(self) -> None:
-        self._environment["PYTHONBREAKPOINT"] = os.environ.get("PYTHONBREAKPOINT")  # Ray puts its own debugger there
         own = {**_ENVIRONMENT, "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": None, "RAY_ADDRESS": None}
-        self._environment |= {name: os.environ.get(name) for name in own}
+        # Ray puts its own debugger into the last one.
+        self._environment = {name: os.environ.get(name) for name in (*own, "PYTHONBREAKPOINT")}
         _set_environment(own)
 
     def _restore_environment(self) -> None:

@@ -275,12 +275,9 @@ def shortage(places: Sequence[Place], nodes: Sequence[Node], *, remedy: str) -> 
             )
     for place in places:
         size, count = max(place.bundles), len(place.bundles)
-        fitting = [node for node in nodes if node.has(place.kind) >= size and node.cpu >= size]
-        apart = place.strategy == "STRICT_SPREAD"
-        room = len(fitting) if apart else sum(min(node.has(place.kind), node.cpu) // size for node in fitting)
-        together = place.strategy == "STRICT_PACK"
-        if together:
-            room = max((min(node.has(place.kind), node.cpu) // size for node in nodes), default=0)
+        apart, together = place.strategy == "STRICT_SPREAD", place.strategy == "STRICT_PACK"
+        there = [min(node.has(place.kind), node.cpu) // size for node in nodes]
+        room = sum(map(bool, there)) if apart else max(there, default=0) if together else sum(there)
         if room < count:
             unit = f"{place.kind.upper()}s" if size > 1 else place.kind.upper()
             held = ", ".join(f"{node.name} {node.has(place.kind)}" for node in nodes)

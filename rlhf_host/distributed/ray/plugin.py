@@ -35,6 +35,18 @@ def passed_on(runtime_env: dict[str, Any]) -> dict[str, Any]:
     return runtime_env | ({"env_vars": variables} if variables else {})
 
 
+def require_dashboard(options: Ray.Options) -> None:
+    """Raises ``UserError`` if the dashboard is asked for and cannot be had."""
+    if options.dashboard and options.address is not None:
+        raise UserError("ray.dashboard is for a cluster that the run makes, and ray.address joins one: leave one of them out")
+    try:
+        if options.dashboard:
+            import ray.dashboard.optional_deps  # noqa: F401
+    except ImportError as error:
+        line = "pip install 'rlhf-host[cluster]'"
+        raise UserError(f"ray.dashboard needs what comes with ray[default] ({error.name} is missing): {line}") from error
+
+
 class Ray:
     """Roles and engines in Ray actors; ``placement`` tells which roles share devices."""
 
@@ -58,6 +70,7 @@ class Ray:
             300.0, gt=0, description="longest time a process may take to answer that it lives; after that it is ended"
         )
         max_restarts: int = Field(3, ge=0, description="maximum number of restarts of an engine that died")
+        dashboard: bool = Field(False, description="Ray's dashboard for a new cluster, at 127.0.0.1 and with its token")
 
         @field_validator("runtime_env")
         @classmethod
@@ -85,6 +98,7 @@ class Ray:
         from rlhf_host.distributed.ray.placement import describe
 
         passed_on(self.options.runtime_env)
+        require_dashboard(self.options)
         return [
             describe(_placement(start)),
             "not checked: whether the cluster has these devices, or GPUs in their place, and settings that some devices refuse",

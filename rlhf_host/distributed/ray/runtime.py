@@ -72,6 +72,7 @@ class RayRuntime:
         refuse_apart(plan(), start.needs)
         self.cluster = RayCluster(options)
         self.cluster.start()
+        self.about = self.cluster.about
         try:
             nodes = self.cluster.nodes()
             kind: Kind = "gpu" if any(node.gpu for node in nodes) else "cpu"
@@ -90,8 +91,7 @@ class RayRuntime:
     def _refuse_to_guess(self, places: Sequence[Place]) -> None:
         """Raises ``UserError`` if a run might be meant for GPUs that join the cluster later, and for CPUs as well."""
         if places:
-            flags = (" ".join(f"--placement {place.name}={place.size}:{kind}" for place in places) for kind in ("gpu", "cpu"))
-            gpus, cpus = flags
+            gpus, cpus = (" ".join(f"--placement {each.name}={each.size}:{kind}" for each in places) for kind in ("gpu", "cpu"))
             raise UserError(
                 f"the Ray cluster {self._options.address} has no GPU now, and nothing says whether this run waits for some:"
                 f" {gpus} waits (up to --ray.wait-s), and {cpus}, or --actor.device cpu, computes on CPUs"
@@ -252,8 +252,7 @@ class RayRuntime:
                     raise
 
     def save_role(self, name: str, directory: Path) -> Writer:
-        path = str(directory.absolute())
-        write = self._copied([self.trainer.by_role[name]], f"role {name}", "copy_role", name, path)
+        write = self._copied([self.trainer.by_role[name]], f"role {name}", "copy_role", name, str(directory.absolute()))
         return with_tokenizer(write, self._tokenizer, directory)
 
     def save_state(self, directory: Path) -> Writer:

@@ -78,14 +78,8 @@ def on_gpus() -> bool:
 
 
 def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, Any]:
-    given = (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "gpu_memory_utilization",
-        "max_num_seqs",
-        "enable_prefix_caching",
-    )
-    own = options.model_dump(include=set(given)) | {
+    same = {"tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs", "enable_prefix_caching"}
+    own = options.model_dump(include=same) | {
         "load_format": "dummy" if version <= NO_WEIGHTS else "auto",
         "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None),
         "max_model_len": options.max_model_len or -1,
