@@ -294,6 +294,20 @@ SLOW = {
         "run_by_command_line",
         "a run by command line with TensorBoard",
     ),
+    "plugins/builtin_trackers/rlhf-tracker-prometheus/tests/test_prometheus.py": (
+        "taken_port_ends|killed_run|while_it_goes_on",
+        "runs that are read, one of them killed, and a port that is taken; names, labels and ends at every change",
+    ),
+    "plugins/builtin_trackers/rlhf-tracker-prometheus/tests/test_files.py": (
+        "real_run",
+        "a run on Ray with vLLM that has every metric of the dashboard",
+    ),
+    "plugins/builtin_trackers/rlhf-gpu-metrics/tests/test_gpu_metrics.py": (
+        "every_step_of_a_run|without_nvml",
+        "runs by command line with and without GPUs; the numbers at every change",
+    ),
+    "plugins/builtin_trackers/rlhf-gpu-metrics/tests/test_machines.py": ("", "a Ray cluster of two machines with GPUs"),
+    "tests/outside/test_ray_dashboard.py": ("", "a run on a cluster with Ray's dashboard"),
     "plugins/builtin_trackers/rlhf-tracker-wandb/tests/test_wandb.py": (
         "run_by_command_line",
         "a run by command line with wandb",

@@ -43,6 +43,7 @@ OTHER_GUIDES = {
     "rlhf-host": "getting-started.md",
     "rlhf-authoring": "plugins/index.md",
     "rlhf-environments": "agents.md",
+    "rlhf-gpu-metrics": "runs.md",
     "rlhf-plan": "sizing.md",
     "rlhf-runs": "runs.md",
     "rlhf-samples": "python.md",
