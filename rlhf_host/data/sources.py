@@ -219,8 +219,8 @@ class _SourceReader:
         keeps_place = plugin.key in manager.names("state_dict")
         first = [] if keeps_place else [entries]  # its own state may come from a checkpoint first
 
-        def begin() -> Iterator[Task]:
-            return map(self.prepare, _plugin_tasks(first.pop() if first else load(), name, info))
+        def begin(before: int) -> Iterator[Task]:
+            return map(self.prepare, _plugin_tasks(first.pop() if first else load(), name, info, before))
 
         line = f"{name}: tasks from {info}, read in its own order as they are drawn"
         return ReadTasks(begin, self.fits, keeps_place=keeps_place), line
@@ -337,9 +337,9 @@ def _raise_or_count(task: Task, problem: str, bad: BadRows | None) -> None:
     bad.add(task.index, Malformed(problem))
 
 
-def _plugin_tasks(entries: Iterable[Any], name: str, info: PluginInfo) -> Iterator[Task]:
+def _plugin_tasks(entries: Iterable[Any], name: str, info: PluginInfo, before: int = 0) -> Iterator[Task]:
     with failing_as(PluginError, f"{info}: load_tasks failed", own=(UserError,)):
-        for index, item in enumerate(entries):
+        for index, item in enumerate(entries, before):
             yield _plugin_task(item, index, name, info)
 
 

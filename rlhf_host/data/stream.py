@@ -44,11 +44,12 @@ class ReadTasks:
     """Tasks that are read one after the other as they are drawn, and again from the beginning after the last.
 
     Args:
-        begin: returns the tasks from the beginning or, with ``keeps_place``, from where their source left off.
+        begin: returns the tasks from the beginning or, with ``keeps_place``, from where their source left off: after the number
+            that it is given.
         fits: tasks for which it returns False are skipped.
     """
 
-    def __init__(self, begin: Callable[[], Iterable[Task]], fits: Callable[[Task], bool], *, keeps_place: bool):
+    def __init__(self, begin: Callable[[int], Iterable[Task]], fits: Callable[[Task], bool], *, keeps_place: bool):
         self._begin, self._fits, self.keeps_place = begin, fits, keeps_place
         self.go_to(0, 0)
 
@@ -60,7 +61,7 @@ class ReadTasks:
     def next(self) -> Task:
         for _ in range(2):
             if self._tasks is None:
-                self._tasks = iter(self._begin())
+                self._tasks = iter(self._begin(self.at if self.keeps_place else 0))
                 for _ in islice(self._tasks, 0 if self.keeps_place else self.at):
                     pass
             for task in self._tasks:
@@ -140,20 +141,18 @@ class TaskStream:
         """
         if self._choose is None:
             return [self._next() for _ in range(count)]
-        answer = self._choose(self._all, count, step)
-        chosen = list(islice(answer, count + 1))
+        chosen = list(islice(self._choose(self._all, count, step), count + 1))
         if len(chosen) != count:
             gave = len(chosen) if len(chosen) < count else f"more than {count}"
             raise RunError(f"{self._chooser} gave {gave} tasks from draw_tasks at step {step}, expected {count}")
         return [self._take(choice) for choice in chosen]
 
     def _take(self, choice: int | Task) -> Draw:
-        self._chosen += 1
-        self.epoch = (self._chosen - 1) // len(self._all)
+        below = len(self._all)
+        self.epoch, self._chosen = self._chosen // below, self._chosen + 1
         if isinstance(choice, Task):
             return Draw(choice, self._chosen)
-        if isinstance(choice, bool) or not hasattr(choice, "__index__") or not 0 <= operator.index(choice) < len(self._all):
-            below = len(self._all)
+        if isinstance(choice, bool) or not hasattr(choice, "__index__") or not 0 <= operator.index(choice) < below:
             raise RunError(f"{self._chooser} gave {choice!r} from draw_tasks, expected a Task or a number below {below}")
         return Draw(self._all[operator.index(choice)], self._chosen)
 
@@ -182,8 +181,7 @@ class TaskStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on exactly where ``state`` was taken, with its seed. Raises ``UserError`` if the data has changed."""
         if dict(state["sizes"]) != self._sizes or state["read"].keys() != self._read.keys():
-            sizes = (state["sizes"], self._sizes)
-            then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in sizes)
+            then, now = (", ".join(f"{name} {size}" for name, size in each.items()) for each in (state["sizes"], self._sizes))
             raise UserError(
                 f"the data changed since the checkpoint (tasks then: {then}; now: {now}): resume with the same data"
             )

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rlhf_host.data.stream import TaskStream
-from rlhf_host.errors import RunError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.needs import ScoreContext
 from rlhf_host.rollouts.admission import Admission
 from rlhf_host.rollouts.collect import Collected, Collector, Played, refuse_empty
@@ -61,6 +61,8 @@ class Pipeline:
         *,
         fixed: bool = False,
     ):
+        if (depth := admission.depth) and not stream.goes_back:
+            raise UserError(f"async_depth is {depth}, and a task source has a state of its own: leave --async-depth out")
         self.stream, self.collector, self.admission, self.context = stream, collector, admission, context
         self.fixed = fixed
         self.weights = {alias: weight for alias, (_, weight) in collector.judges.items()}

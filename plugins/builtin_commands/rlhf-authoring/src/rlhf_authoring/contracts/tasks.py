@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Mapping
 from itertools import islice
@@ -47,11 +48,19 @@ def tasks_are_well_formed(subject: Subject) -> None:
 
 @check("load_tasks")
 def tasks_are_the_same_again(subject: Subject) -> None:
-    """The same split and seed give the same tasks in the same order, at every call: a resumed run skips what it has seen."""
-    with contextlib.closing(subject.manager()) as manager:
+    """The same split and seed give the same tasks in the same order, at every call: a resumed run skips what it has seen. A source
+    with a state goes on instead, and so does another instance with that state.
+    """
+    stateful = {"state_dict", "load_state_dict"} <= subject.hooks
+    with contextlib.closing(subject.manager()) as manager, contextlib.closing(subject.manager()) as other:
         for split in SPLITS:
-            first, second = (_load(manager, split, 3) for _ in range(2))
-            expect(first == second, f"a second call gives other tasks for the split {split!r} and the same seed")
+            first, state = _load(manager, split, 3), manager.call(subject.key, "state_dict")
+            second = _load(manager, split, 3)
+            if not stateful:
+                expect(first == second, f"a second call gives other tasks for the split {split!r} and the same seed")
+            elif split == "train":
+                other.call(subject.key, "load_state_dict", state=copy.deepcopy(state))
+                expect(_load(other, split, 3) == second, "another instance with the same state goes on with other tasks")
             expect(_load_anew(subject, split, 3) == first, f"two instances give other tasks for the split {split!r}")
 
 
