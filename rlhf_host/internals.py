@@ -22,6 +22,7 @@ _NAMES = {
     ],
     "data.row_values": ["listed", "text_of", "turns_of"],
     "data.templates": ["for_chat"],
+    "data.row_reader": ["RowReader"],
     "data.sources": ["load_tasks", "named", "open_source", "share"],
     "directories": ["cache_directory", "content_hash", "flush", "remove_directory", "unwritable_cache"],
     "engines.decoding": ["PlainDecoder"],

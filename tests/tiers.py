@@ -282,6 +282,22 @@ SLOW = {
         r"goes_on_with_the_rows.*\[more[12]\]|policys_part|rows_are_learnt",
         "more runs with rows beside; a resumed one at every change",
     ),
+    "plugins/builtin_algos/rlhf-plugin-replay-buffer/tests/test_replay_buffer.py": (
+        r"killed_run|replays_what.*\[more1\]|as_without|corrections_act|left_out|samples_ahead",
+        "more runs with replayed groups; a resumed one at every change",
+    ),
+    "plugins/builtin_tasks/rlhf-plugin-curriculum/tests/test_curriculum.py": (
+        r"killed_run|whole_one_does\[pools\]|filter_drops|answers_without|rows_with_answers",
+        "more runs with a curriculum; a resumed one, and one that solves everything, at every change",
+    ),
+    "plugins/builtin_tasks/rlhf-plugin-streaming/tests/test_streaming.py": (
+        r"killed_run|settings_that|other_data|any_place\[(?!(17|39)-(jsonl|parquet)\])",
+        "runs that are killed and resumed, and every format from every place; two formats at every change",
+    ),
+    "plugins/builtin_tasks/rlhf-plugin-reasoning-gym/tests/test_reasoning_gym.py": (
+        "get_harder_resumes",
+        "a run with levels, stopped and resumed",
+    ),
     "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_rivals.py": (
         "every_second_answer",
         "answers of two models, counted over a run",
@@ -430,6 +446,12 @@ LONG = {
     "plugins/builtin_algos/rlhf-plugin-ptx/tests/test_ptx.py": (
         "test_a_resumed_run_goes_on_with_the_rows_that_come_next",
         "test_the_metric_is_the_likelihood_of_the_rows_alone",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-replay-buffer/tests/test_replay_buffer.py": (
+        "test_a_resumed_run_replays_what_the_whole_one_does",
+    ),
+    "plugins/builtin_tasks/rlhf-plugin-curriculum/tests/test_curriculum.py": (
+        "test_a_resumed_run_draws_what_the_whole_one_does",
     ),
     "plugins/builtin_algos/rlhf-plugin-reward-model-training/tests/test_reward_model_training.py": (
         "test_a_trained_model_has_the_statistics_of_its_scores_in_its_file",

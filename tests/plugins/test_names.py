@@ -26,7 +26,7 @@ NAMES = {name for name, _ in PLUGINS}
 HOSTS = {name for name, distribution in PLUGINS if distribution == HOST}
 
 ALSO = {
-    "everyday words": "arithmetic broadcast checkpoint console cpu file format graphs http local retry shapes shell",
+    "everyday words": "arithmetic broadcast checkpoint console cpu file format graphs http local retry shapes shell streaming",
     "libraries and kinds of files": "deepspeed jsonl ray tensorboard torch transformers vllm wandb",
     "losses and metrics of the host": "cispo gspo ipo kl",
     "a role, a command and a model of the host": "reward_model rm quickstart",

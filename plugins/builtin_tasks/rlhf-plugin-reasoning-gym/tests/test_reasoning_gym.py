@@ -7,15 +7,16 @@ import sys
 
 import pytest
 from rlhf_authoring import reward_contract, tasks_contract
-from rlhf_plugin_reasoning_gym import ReasoningGym, ReasoningGymReward, reward
+from rlhf_plugin_reasoning_gym import ReasoningGym, ReasoningGymLevels, ReasoningGymReward, reward
 
 import rlhf_host
-from rlhf_host import Reward, Segment, Task, Trajectory, Unjudged, UserError
+from rlhf_host import Group, Reward, Segment, Task, Trajectory, Unjudged, UserError
 
 MIX = ["chain_sum@2", "leg_counting", "spell_backward"]
 TASKS = ReasoningGym(ReasoningGym.Options(datasets=MIX, size=8)).load_tasks("train", 0)
 
 TestTasks = tasks_contract("reasoning_gym", options={"datasets": MIX, "size": 40, "eval_size": 8})
+TestLevels = tasks_contract("reasoning_gym_levels", options={"datasets": MIX[:1], "eval_size": 8})
 TestReward = reward_contract("reasoning_gym", tasks=TASKS[:2], texts=("12", str(TASKS[0].ground_truth)))
 
 
@@ -95,3 +96,98 @@ def test_ten_steps_on_three_data_sets(tmp_path):
     assert len(rows) == 10
     seen = {name for row in rows for name in row if name.startswith("reasoning_gym/")}
     assert seen == {f"reasoning_gym/{name.partition('@')[0]}" for name in MIX}
+
+
+# --- levels ---------------------------------------------------------------------------------------
+
+
+def levels(**options):
+    return ReasoningGymLevels(
+        ReasoningGymLevels.Options(**{"datasets": ["chain_sum@2", "leg_counting"], "groups": 2, **options})
+    )
+
+
+def play(plugin, tasks, score):
+    """A step in which every task has groups of that score."""
+    for task in tasks:
+        rows = [Trajectory(f"e{number}", "g", task, [], score=score) for number in range(2)]
+        plugin.keep_group(Group("g", task, rows))
+    plugin.step_finished()
+
+
+def where(task):
+    return task.metadata["reasoning_gym"]
+
+
+def test_problems_are_generated_at_a_level_that_follows_success():
+    plugin = levels(most=2)
+    stream = plugin.load_tasks("train", 0)
+    first = [next(stream) for _ in range(6)]
+    assert [where(task)["dataset"] for task in first].count("chain_sum") == 4
+    assert {where(task)["level"] for task in first} == {0}
+    play(plugin, [task for task in first if where(task)["dataset"] == "chain_sum"], 1.0)
+    assert {name: level.level for name, level in plugin.levels.items()} == {"chain_sum": 1, "leg_counting": 0}
+    second = [next(stream) for _ in range(6)]
+    harder = next(task for task in second if where(task)["dataset"] == "chain_sum")
+    assert (where(harder)["level"], where(harder)["config"]["max_terms"]) == (1, 3)
+    assert judged(harder.ground_truth, harder).metrics["reasoning_gym/chain_sum/level"] == 1.0
+    play(plugin, first, 1.0)
+    assert plugin.levels["chain_sum"].level == 1, "groups of a level that is over say nothing"
+    play(plugin, second, 1.0)
+    play(plugin, [next(stream) for _ in range(6)], 1.0)
+    assert plugin.levels["chain_sum"].level == 2, "the highest"
+    for _ in range(4):
+        play(plugin, [next(stream) for _ in range(6)], 0.0)
+    assert {level.level for level in plugin.levels.values()} == {0}
+    play(plugin, [next(stream) for _ in range(6)], 0.5)
+    assert {level.level for level in plugin.levels.values()} == {0}
+    assert len({task.prompt for task in (*first, *second)}) == 12
+
+
+def test_the_stream_goes_on_where_its_state_was_taken():
+    plugin, again = levels(), levels()
+    stream = plugin.load_tasks("train", 0)
+    play(plugin, [next(stream) for _ in range(7)], 1.0)
+    again.load_state_dict(json.loads(json.dumps(plugin.state_dict())))
+    other = again.load_tasks("train", 0)
+    assert [next(other) for _ in range(9)] == [next(stream) for _ in range(9)]
+
+
+def test_held_out_problems_are_of_all_levels_and_others():
+    plugin = levels(most=3, eval_size=40)
+    held_out = plugin.load_tasks("eval", 0)
+    assert {where(task)["level"] for task in held_out} == {0, 1, 2, 3}
+    stream = plugin.load_tasks("train", 0)
+    assert not {where(task)["seed"] for task in held_out} & {where(next(stream))["seed"] for _ in range(200)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"datasets": ["composite"]}, "composite has no curriculum|composite"),
+        ({"level": 99}, "chain_sum has the levels 0 to 10, and level is 99"),
+        ({"datasets": []}, "name data sets"),
+        ({"rise": 0.1, "fall": 0.5}, "fall 0.5 is not below rise 0.1"),
+        ({"level": 2, "most": 1}, "level 2 is above most 1"),
+    ],
+)
+def test_bad_options_of_levels(options, message):
+    with pytest.raises((UserError, ValueError), match=message):
+        levels(**options).load_tasks("train", 0)
+
+
+def test_a_run_whose_problems_get_harder_resumes_value_for_value(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo", reason="a whole run needs an algorithm")
+    settings = {"rollout.n": 2, "train.batch_size": 4, "train.threads": 1, "rollout.max_new_tokens": 6}
+    data = {"sources": [{"path": "reasoning_gym_levels", "datasets": MIX[:2], "groups": 2, "rise": 0.01, "fall": 0.0}]}
+    made = {"model": "quickstart", "data": data, "algo": "rloo", "rewards": "reasoning_gym", **settings}
+    rlhf_host.train(run_dir=str(tmp_path / "whole"), **made, **{"train.steps": 6})
+    rlhf_host.train(run_dir=str(tmp_path / "run"), **made, **{"train.steps": 3})
+    rlhf_host.train(resume=str(tmp_path / "run"), steps=6)
+    runs = [
+        [json.loads(line) for line in (tmp_path / each / "metrics.jsonl").read_text().splitlines()] for each in ("run", "whole")
+    ]
+    names = ("loss", "grad_norm", "reward/mean", "reasoning_gym/chain_sum/level", "length/mean")
+    assert [[row.get(name) for name in names] for row in runs[0]] == [[row.get(name) for name in names] for row in runs[1]]
+    with pytest.raises(UserError, match="a task source has a state of its own"):
+        rlhf_host.train(run_dir=str(tmp_path / "ahead"), async_depth=1, **made, **{"train.steps": 2})

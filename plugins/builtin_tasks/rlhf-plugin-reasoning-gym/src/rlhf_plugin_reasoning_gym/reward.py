@@ -51,7 +51,10 @@ class ReasoningGymReward:
         if not math.isfinite(score):
             return Unjudged(f"{name} gave {score}")
         score = min(1.0, max(0.0, score))
-        return Reward(score, score=score, metrics={f"reasoning_gym/{name}": score})
+        metrics = {f"reasoning_gym/{name}": score}
+        if "level" in where:
+            metrics[f"reasoning_gym/{name}/level"] = float(where["level"])
+        return Reward(score, score=score, metrics=metrics)
 
     def _answer(self, text: str) -> str | None:
         """Returns the answer; None if it is not where it should be, which scores 0."""

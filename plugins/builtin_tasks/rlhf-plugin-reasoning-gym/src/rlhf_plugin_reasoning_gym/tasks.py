@@ -35,9 +35,7 @@ class ReasoningGym:
 
     def __init__(self, options: Options):
         self.options = options
-        self.shares = dict(map(_share, options.datasets))
-        if not self.shares:
-            raise UserError("reasoning_gym: name data sets, as --data.reasoning_gym.datasets chain_sum")
+        self.shares = shares_of(options.datasets)
         try:
             self.config = json.loads(options.config)
         except ValueError as error:
@@ -66,6 +64,13 @@ class ReasoningGym:
                 question = entry["question"] + (f"\n{self.options.instruction}" if self.options.instruction else "")
                 tasks.append(((index + 0.5) / size, Task(question, entry.get("answer"), {"reasoning_gym": where})))
         return [task for _, task in sorted(tasks, key=lambda pair: pair[0])]
+
+
+def shares_of(datasets: Sequence[str]) -> dict[str, float]:
+    """Returns name → weight. Raises ``UserError`` if there are none."""
+    if not datasets:
+        raise UserError("reasoning_gym: name data sets, as --data.reasoning_gym.datasets chain_sum")
+    return dict(map(_share, datasets))
 
 
 def _share(text: str) -> tuple[str, float]:
