@@ -286,6 +286,13 @@ def adjust(settings: Mapping[str, float]) -> None:
     ``UserError`` for an unknown name or a bad value. Save lasting changes in ``state_dict``."""
 
 
+@hookspec(calls="each", gives=(Items("Metric", Metric), None))
+def step_metrics(step: int) -> Iterable[Metric] | None:
+    """Return figures of the plugin's own since it was asked last, such as calls of a server and their cost. They are in the
+    step's metrics as ``ALIAS/NAME``. Called after a step and its evaluation, before ``step_finished``.
+    """
+
+
 @hookspec(calls="all")
 def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
     """Write a step's metrics."""

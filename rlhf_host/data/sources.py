@@ -256,7 +256,7 @@ class _SourceReader:
                 faults.setdefault(asked[place], f"{item.key} cannot judge the row: {problem}")
         for place, problem in sorted(faults.items()):
             task = tasks[place]
-            if reader is not None and task.ground_truth is None:
+            if reader is not None and task.ground_truth is None and "label" in problem:
                 problem += f"; its columns are {reader.columns_of(task)}: name the one with the label, --data.label-key NAME"
                 if reader.label_key is None:  # nor has any other row one
                     bad.add(task.index, Malformed(problem, whole=True))

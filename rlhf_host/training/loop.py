@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import Trajectory
@@ -20,7 +21,7 @@ from rlhf_host.training.adjustments import adjustments
 from rlhf_host.training.components import RunComponents
 from rlhf_host.training.events import Interrupted
 from rlhf_host.training.keeper import CheckpointKeeper
-from rlhf_host.training.measures import of_engines
+from rlhf_host.training.measures import of_engines, of_plugins
 from rlhf_host.training.memory import memory
 from rlhf_host.training.optimize import optimize
 from rlhf_host.training.source import Drawn, timed
@@ -87,32 +88,24 @@ class Loop:
         if metrics.get("correction/unused") and not interrupted:
             keys = ", ".join(self.parts.manager.names("importance_weights"))
             raise RunError(f"{keys}: no loss term took its weights in the whole run; leave it out, or choose another loss")
-        return Outcome(
-            "interrupted" if interrupted else "finished",
-            progress.step,
-            self.parts.run_dir,
-            metrics=metrics,
-            reason=progress.stopped,
-        )
+        status: Literal["interrupted", "finished"] = "interrupted" if interrupted else "finished"
+        return Outcome(status, progress.step, self.parts.run_dir, metrics=metrics, reason=progress.stopped)
 
     def _take_step(self, number: int) -> dict[str, float]:
         """Trains on one batch and brings the weights to the engines; the metrics are complete but for evaluation."""
         started = time.perf_counter()
-        trainer, engine, version = self.parts.runtime.trainer, self.parts.runtime.engine, self.parts.progress.version
+        parts, version = self.parts, self.parts.progress.version
+        trainer, engine = parts.runtime.trainer, parts.runtime.engine
         computed, generated = trainer.compute_s, engine.busy_s if engine is not None else 0.0
         try:
-            drawn = self.parts.source.draw(number, version)
+            drawn = parts.source.draw(number, version)
         except NoBatchError as error:
-            self.parts.ledger.note_failed(number, version, error.draws)
+            parts.ledger.note_failed(number, version, error.draws)
             raise
         times, measured = dict(drawn.times), dict[str, float]()
-        if (
-            self.gate is not None
-            and self.parts.config.async_depth
-            and any(target.in_place for target in self.parts.runtime.targets)
-        ):
+        if self.gate is not None and parts.config.async_depth and any(target.in_place for target in parts.runtime.targets):
             with timed(times, "hold"):
-                self.parts.events.run(self.hold(self.gate))  # the engine would sample from weights that an update changes
+                parts.events.run(self.hold(self.gate))  # the engine would sample from weights that an update changes
         self.keeper.forget()
         with timed(times, "train"):
             of_updates = optimize(
@@ -120,28 +113,28 @@ class Loop:
                 drawn.batch,
                 number,
                 sampled=drawn.sampled,
-                config=self.parts.config,
-                roles=[need.name for need in self.parts.needs.roles if need.trainable and number > need.idle_steps],
-                run_dir=self.parts.run_dir,
+                config=parts.config,
+                roles=[need.name for need in parts.needs.roles if need.trainable and number > need.idle_steps],
+                run_dir=parts.run_dir,
                 beside=drawn.beside,
             )
-            for need in self.parts.needs.roles:
+            for need in parts.needs.roles:
                 if need.moves and need.follows is not None and number % need.follows.every == 0:
                     trainer.follow(need.name)
         if engine is not None:
             with timed(times, "sync"):
-                self.parts.progress.version += 1
-                self.parts.events.run(self.sync(), interruptible=False)
-            measured = self.parts.events.run(of_engines(self.parts.runtime, self.parts.bring), interruptible=False)
+                parts.progress.version += 1
+                parts.events.run(self.sync(), interruptible=False)
+            measured = parts.events.run(of_engines(parts.runtime, parts.bring), interruptible=False)
         with timed(times, "log"):
             if drawn.draws:
-                self.parts.ledger.note(number, version, drawn.draws)
-            self.parts.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
+                parts.ledger.note(number, version, drawn.draws)
+            parts.manager.report("log_trajectories", step=number, split="train", trajectories=drawn.trajectories)
         elapsed = time.perf_counter() - started
         computed = trainer.compute_s - computed  # forward, backward, optimizer
         busy = engine.busy_s - generated if engine is not None else None
         own = _own_metrics(drawn, elapsed, computed, busy) | times
-        own["version"] = float(self.parts.progress.version)
+        own["version"] = float(parts.progress.version)
         if self.keeper.waited_s:
             own["time/checkpoint"], self.keeper.waited_s = self.keeper.waited_s, 0.0
         for name, used in memory().items():
@@ -154,6 +147,7 @@ class Loop:
         progress.pending = metrics
         self.keeper.note()
         metrics = self._evaluate(metrics) if evaluate else metrics
+        metrics = joined(metrics, *of_plugins(self.parts.manager, progress.step))
         self.keeper.compare(metrics)
         if progress.step:
             for sign in self.signs.look(metrics):
@@ -220,8 +214,5 @@ def _own_metrics(drawn: Drawn, elapsed: float, computed: float, busy: float | No
     """Returns what the loop itself measures of a step; ``busy``: seconds in which the engine generated."""
     tokens = float(drawn.batch.action_mask.sum())
     own = {"time/step": elapsed, "tokens": tokens, "tokens_per_s": tokens / elapsed, "epoch": float(drawn.epoch)}
-    own["time/host"] = max(0.0, elapsed - computed - (busy or 0.0))
-    own["time/idle_trainer"] = max(0.0, elapsed - computed)
-    if busy is not None:
-        own["time/idle_engines"] = max(0.0, elapsed - busy)
-    return own
+    own |= {"time/host": max(0.0, elapsed - computed - (busy or 0.0)), "time/idle_trainer": max(0.0, elapsed - computed)}
+    return own if busy is None else own | {"time/idle_engines": max(0.0, elapsed - busy)}

@@ -1,9 +1,11 @@
-"""Metrics for tuning a step, beside its times: FLOP/s, weight sync, engines."""
+"""Metrics for tuning a step, beside its times: FLOP/s, weight sync, engines, plugins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from rlhf_host.errors import blaming
+from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Measured, Runtime, Update
 from rlhf_host.training.reduction import reduced
 from rlhf_host.weight_sync.bring import Bring
@@ -31,3 +33,10 @@ async def of_engines(runtime: Runtime, bring: Bring | None) -> dict[str, float]:
         size, seconds = await bring.sent(runtime.source)
         metrics |= {"sync/gb": size / 1e9, "sync/gb_per_s": size / seconds / 1e9} if size else {}
     return metrics
+
+
+def of_plugins(manager: PluginManager, step: int) -> Iterator[dict[str, float]]:
+    """Yields what each plugin measured since it was asked last, by ``ALIAS/NAME``."""
+    for key, own in manager.each("step_metrics", step=step):
+        with blaming(key, "the metrics of step_metrics"):
+            yield {f"{manager.by_key[key].alias}/{name}": value for name, value in reduced(own).items()}

@@ -252,12 +252,12 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     counts = experience.loss_mask.sum(-1)
     sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
     means = (sums / counts.clamp(min=1)).tolist()
-    for trajectory, mean, count in zip(experience.trajectories, means, counts.tolist(), strict=True):
-        trajectory.advantage = mean if count else None
     low = torch.where(experience.loss_mask, experience.advantages, torch.inf).amin(-1)
     high = torch.where(experience.loss_mask, experience.advantages, -torch.inf).amax(-1)
-    each = zip(experience.trajectories, (low < high).tolist(), shape.each(experience.advantages), strict=True)
-    for trajectory, differ, own in each:
+    differing, each = (low < high).tolist(), shape.each(experience.advantages)
+    rows = zip(experience.trajectories, means, counts.tolist(), differing, each, strict=True)
+    for trajectory, mean, count, differ, own in rows:
+        trajectory.advantage = mean if count else None
         if differ:
             trajectory.advantages = own  # type: ignore[assignment]
     with blaming(key, "the metrics of compute_advantages"):

@@ -475,6 +475,14 @@ def test_hook_adjust_brings_what_another_plugin_wants(run):
     assert all(call.who.options.adjust == "" for call in record.calls if call.hook == "adjust")
 
 
+def test_hook_step_metrics_are_in_the_row_of_their_step_by_the_plugin_s_alias(run, whole):
+    assert [call["step"] for call in whole.of("step_metrics")] == [0, 1, 2]
+    assert [row["recorder/judged"] for row in whole.metrics] == [2.0, 2.0, 4.0], "the groups of a step and of its evaluation"
+    assert all(call["metrics"]["recorder/judged"] for call in whole.of("step_finished")), "other plugins see them"
+    refused = run("--reward.recorder.figure", "-1", code=1)
+    assert "reward:recorder gave a float in a list from step_metrics, expected a list of Metric or None" in refused.output
+
+
 def test_hook_log_metrics_gets_a_row_per_step(whole):
     assert [call["step"] for call in whole.of("log_metrics")] == [0, 1, 2]
     for call, row in zip(whole.of("log_metrics"), whole.metrics, strict=True):

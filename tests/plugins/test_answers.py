@@ -139,7 +139,10 @@ WRONG = {
     "tensor [3, 2]": torch.zeros(3, 2),
 }
 FIT = {
-    **{hook: {"None"} for hook in ("needs", "keep_group", "loss_masks", "step_finished", "compute_loss", "batch_statistics")},
+    **{
+        hook: {"None"}
+        for hook in ("needs", "keep_group", "loss_masks", "step_finished", "step_metrics", "compute_loss", "batch_statistics")
+    },
     "load_tasks": {"None", "list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
     "draw_tasks": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
     "agent_run": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},

@@ -123,6 +123,18 @@ class Judge(Plugin):
     class Options(BaseModel):
         unjudged: int = -1
         unread: str = ""
+        figure: float = 1.0
+        """Figure of a group; below 0, it is no metric."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.judged = 0.0
+
+    @hookimpl
+    def step_metrics(self, step):
+        note(self, "step_metrics", step=step)
+        judged, self.judged = self.judged, 0.0
+        return [Metric("judged", judged)] if self.options.figure >= 0 else [judged]
 
     @hookimpl
     def check_labels(self, tasks):
@@ -132,6 +144,7 @@ class Judge(Plugin):
     @hookimpl
     async def score(self, trajectories, context):
         note(self, "score", trajectories=list(trajectories), context=context)
+        self.judged += self.options.figure
         return [
             None if row.sample == self.options.unjudged else Reward(float(row.sample), score=float(row.sample > 0))
             for row in trajectories

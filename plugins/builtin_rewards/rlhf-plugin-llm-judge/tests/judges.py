@@ -1,9 +1,13 @@
 """A server of OpenAI's API that says what a test tells it."""
 
 import asyncio
+import json
+import re
 import threading
 
 from aiohttp import web
+
+from rlhf_host import Segment, Task, Trajectory
 
 
 class Raw(str):
@@ -13,8 +17,8 @@ class Raw(str):
 class Judge:
     """``say(text, number)`` gives the words, a status, a time to wait before, or a whole answer: ``Raw`` text or a JSON value."""
 
-    def __init__(self, say, key=None, models=None):
-        self.say, self.key, self.models, self.asked = say, key, models, []
+    def __init__(self, say, key=None, models=None, usage=True):
+        self.say, self.key, self.models, self.usage, self.asked = say, key, models, usage, []
         self.open = self.most = 0
 
     def __enter__(self):
@@ -62,6 +66,74 @@ class Judge:
                 return web.json_response(said)
             message = {"role": "assistant", "content": said if isinstance(said, str) else "Score: 1"}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            return web.json_response({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
+            answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+            if self.usage:
+                answer["usage"] = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+            return web.json_response(answer)
         finally:
             self.open -= 1
+
+
+def answers_in(text):
+    """The answers that a judge compares, by their names."""
+    return {name: answer for name, _, answer in re.findall(r"<answer-(\w+)-(\w{12})>\n(.*?)\n</answer-\1-\2>", text, re.S)}
+
+
+def answer_in(text):
+    """The only answer that a judge reads."""
+    return re.search(r"<answer-(\w+)>\n(.*)\n</answer-\1>", text, re.S)[2]
+
+
+def scores(worth):
+    """A judge of groups that finds each answer worth what the function says."""
+
+    def say(text, number):
+        items = [
+            {"id": int(name), "explanation": answer[:9], "score": worth(answer)} for name, answer in answers_in(text).items()
+        ]
+        return json.dumps({"scores": items})
+
+    return say
+
+
+def wins(worth):
+    """A judge of pairs that prefers the answer of more worth."""
+
+    def say(text, number):
+        first, second = map(worth, answers_in(text).values())
+        return json.dumps({"explanation": "", "winner": "tie" if first == second else "A" if first > second else "B"})
+
+    return say
+
+
+def met(holds):
+    """A judge of criteria: ``holds(criterion, answer)``."""
+
+    def say(text, number):
+        listed = re.findall(r"^(\d+)\. (.*)$", text.partition("The criteria:\n")[2], re.M)
+        items = [{"id": int(n), "explanation": "so", "met": holds(criterion, answer_in(text))} for n, criterion in listed]
+        return json.dumps({"criteria": items})
+
+    return say
+
+
+def row(*turns, prompt="1+1=", label=None, metadata=None, role="", number=0):
+    """An answer: what was said, and in turn what the other side said to it."""
+    kinds = ["action", "observation"] * len(turns)
+    texts = {0: str(prompt), **dict(enumerate(turns, 1))}
+    segments = [Segment("prompt", [0]), *(Segment(kinds[n - 1], [n]) for n in range(1, len(turns) + 1))]
+    task = Task(prompt, label, metadata or {})
+    decode = lambda ids: "".join(texts[token] for token in ids)  # noqa: E731
+    return Trajectory(f"e{number}", "g", task, segments, decode=decode, role=role)
+
+
+def judged(plugin, *rows):
+    """What a reward says of a group, in a loop of its own."""
+
+    async def run():
+        try:
+            return await plugin.score(rows, None)
+        finally:
+            await plugin.run_finished(None)
+
+    return asyncio.run(run())

@@ -98,6 +98,7 @@ class Calls:
             "prepare_batch": (self.batch_size, lambda: {"experience": _copy(self.trained)}),
             "make_rows": (f"{len(self.groups)} {'units' if offline else 'groups'}", lambda: {"groups": self.groups}),
             "step_finished": step,
+            "step_metrics": ("", lambda: {"step": 1}),
             "log_metrics": step,
             "log_trajectories": (f"{self.judged} trajectories", lambda: {**logged, "trajectories": self.answers}),
             "state_dict": ("", dict),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import regex
@@ -32,7 +32,7 @@ def number_in(text: str, pattern: regex.Pattern[str] | None, *, cut: bool = Fals
 
     ``cut``: the text was cut, perhaps in the middle of a number, which then does not count.
     """
-    text = _after_thoughts(text)
+    text = after_thoughts(text)
     if pattern is None:
         return _of_json(text)
     if cut:
@@ -46,7 +46,7 @@ def number_in(text: str, pattern: regex.Pattern[str] | None, *, cut: bool = Fals
     return value if math.isfinite(value) else None
 
 
-def _after_thoughts(text: str) -> str:
+def after_thoughts(text: str) -> str:
     """Returns the text after the last thoughts; nothing if they do not end."""
     markers = list(THOUGHTS.finditer(text))
     if not markers:
@@ -57,18 +57,18 @@ def _after_thoughts(text: str) -> str:
 
 def _of_json(text: str) -> float | None:
     """Returns the ``score`` of the last JSON object that has one, or else the only one inside it; None if several are inside."""
-    for value in reversed(list(_values(text))):
+    for value in reversed(list(values(text))):
         scores = _scores(value)
         if scores:
             return scores.pop() if len(scores) == 1 else None
     return None
 
 
-def _values(text: str) -> Iterator[Any]:
+def values(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Iterator[Any]:
     """Yields each outermost object or list of objects. Text that looks like one but cannot be read is left out with everything
     in it.
     """
-    decoder, position = json.JSONDecoder(), 0
+    decoder, position = json.JSONDecoder(object_pairs_hook=pairs), 0
     while start := _OBJECT.search(text, position):
         try:
             value, position = decoder.raw_decode(text, start.start())

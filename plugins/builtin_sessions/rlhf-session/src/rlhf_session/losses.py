@@ -20,7 +20,9 @@ Loss = str | Mapping[str, Any] | Callable[..., Any] | object
 that returns a ``LossTerm``, a list of them, or a tensor ``[B, T]`` that is a loss of each token in the loss mask."""
 
 
-OF_A_RUN = {"run_started", "run_finished", "auxiliary_rows", "step_finished", "adjust", "saved_config", "state_dict"}
+OF_A_RUN = {
+    *("run_started", "run_finished", "auxiliary_rows", "step_finished", "step_metrics", "adjust", "saved_config", "state_dict")
+}
 """Hooks that are called, and states that are saved, of the session's own plugins alone."""
 
 

@@ -30,7 +30,7 @@ from rlhf_authoring.contracts.session import METRICS
 from rlhf_authoring.contracts.subject import Subject, check, expect
 from rlhf_authoring.contracts.training import rows_of, training_batch
 from rlhf_host import Adjust, Drop, Experience, Group, PolicyLogprobs, Stop, Task
-from rlhf_host.internals import PluginManager, plain_state
+from rlhf_host.internals import PluginManager, plain_state, reduced
 
 SIZES = (4, 2, 3)
 
@@ -236,6 +236,15 @@ def prepared_batches_are_plain(subject: Subject) -> None:
     batch.advantages = torch.where(batch.action_mask, noise(batch, 80), 0.0)
     for name, value in (subject.manager().one("prepare_batch", experience=batch) or {}).items():
         expect(isinstance(value, Tensor | float | int), f"prepare_batch gave a {type(value).__name__} as {name!r}")
+
+
+@check("step_metrics")
+def figures_of_a_step_are_metrics(subject: Subject) -> None:
+    """Finite numbers as ``Metric``, or nothing; asked again at once, it does not fail."""
+    manager = subject.manager()
+    for step in (1, 2):
+        for name, value in reduced(manager.call(subject.key, "step_metrics", step=step) or ()).items():
+            expect(math.isfinite(value), f"step_metrics gave {name} as {value}; leave out what was not measured")
 
 
 @check("step_finished")

@@ -121,7 +121,7 @@ def any_text_is_judged(session: Session) -> None:
 
 @check_running("score")
 def odd_trajectories_leave_their_neighbours(session: Session) -> None:
-    """Empty, huge and unreadable answers change nothing for the others of their group."""
+    """Empty, huge and unreadable answers change nothing for the others of their group, unless the reward needs groups."""
     group = session.groups()[0]
     alone = _shown(_score(session, group))
     odd = [answer_of(text, group[0].task, 100 + number) for number, text in enumerate(ODD_TEXTS)]
@@ -132,6 +132,8 @@ def odd_trajectories_leave_their_neighbours(session: Session) -> None:
     except (RunError, UserError) as error:
         message = f"an odd answer keeps its whole group from being judged: {error}; give it None or its worth"
         raise Broken(message) from error
+    if session.subject.needs.min_group_size > 1:
+        return None  # it compares: with other answers in its group, the same answer is worth something else
     expect(among == alone, "an odd answer changes what its neighbours get")
 
 
