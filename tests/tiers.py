@@ -50,6 +50,7 @@ SLOW = {
     ),
     "tests/distributed/ray/test_turns.py": ("", "two vLLM engines that sleep beside their workers"),
     "tests/distributed/ray/test_leftovers.py": ("", "what a killed controller leaves"),
+    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_llm_judge.py": ("APITimeoutError", "a judge that is late, twice"),
     "tests/template/test_installed.py": ("", "projects of all kinds of the template, built and installed"),
     "tests/packaging/test_install.py": ("real_uv|brings_uv", "uv and pip, installing from an index served here; a missing uv"),
     "tests/packaging/test_makefile.py": (
@@ -489,6 +490,20 @@ LONG = {
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_folders.py": ("test_another_user_changes_nothing_of_a_job",),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_values.py": ("test_a_deadline_is_the_policy_s_fault",),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_verdicts.py": ("test_the_feedback_says_what_failed",),
+    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_judge.py": (
+        "test_a_run_without_labels_writes_its_costs_and_ends_where_the_judge_fails",
+        "test_a_model_is_served_beside_the_run_and_ends_with_it",
+        "test_a_server_ends_also_where_its_run_is_killed",
+        "test_a_server_that_does_not_start_is_told_with_its_last_words",
+        "test_what_two_rewards_keep_are_files_of_their_own",
+        "test_calls_tokens_costs_and_failures_are_metrics_of_a_step",
+    ),
+    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_rubrics.py": ("test_a_run_does_not_start_on_wrong_criteria_and_names_file_and_line",),
+    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_tournament.py": (
+        "test_strengths_are_the_maximum_of_the_likelihood",
+        "test_equal_answers_tie_and_a_group_has_half_a_point_each",
+        "test_a_judge_that_likes_the_first_one_says_nothing_when_asked_in_both_orders",
+    ),
     "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_llm_judge.py": (
         "test_a_run_trains_on_judgements_and_does_not_start_without_its_judge",
     ),

@@ -17,8 +17,8 @@ class Raw(str):
 class Judge:
     """``say(text, number)`` gives the words, a status, a time to wait before, or a whole answer: ``Raw`` text or a JSON value."""
 
-    def __init__(self, say, key=None, models=None, usage=True):
-        self.say, self.key, self.models, self.usage, self.asked = say, key, models, usage, []
+    def __init__(self, say, key=None, models=None, usage=True, takes_s=0.0):
+        self.say, self.key, self.models, self.usage, self.takes_s, self.asked = say, key, models, usage, takes_s, []
         self.open = self.most = 0
 
     def __enter__(self):
@@ -54,7 +54,7 @@ class Judge:
         self.open += 1
         self.most = max(self.most, self.open)
         try:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self.takes_s)
             said = self.say(body["messages"][-1]["content"], len(self.asked))
             if isinstance(said, float):
                 await asyncio.sleep(said)

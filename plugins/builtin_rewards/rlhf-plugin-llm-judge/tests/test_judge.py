@@ -86,7 +86,7 @@ def test_calls_tokens_costs_and_failures_are_metrics_of_a_step(caplog):
     def say(text, number):
         return "no" if "bad" in text else scores(lambda answer: 0.5)(text, number)
 
-    with Judge(say) as judge:
+    with Judge(say, takes_s=0.01) as judge:
         plugin = ruler(judge, price_in=2, price_out=5)
         caplog.set_level(logging.INFO)
         judged(plugin, row("a"), row("b"))

@@ -194,7 +194,7 @@ def test_a_rubric_of_ones_own(tmp_path):
 
 
 def test_the_same_is_not_asked_twice_and_few_are_open_at_once():
-    with Judge(lambda text, number: "Score: 5") as judge:
+    with Judge(lambda text, number: "Score: 5", takes_s=0.01) as judge:
         plugin = LLMJudge(LLMJudge.Options(model="m", base_url=judge.url, at_once=3))
 
         async def run():
