@@ -498,7 +498,9 @@ LONG = {
         "test_what_two_rewards_keep_are_files_of_their_own",
         "test_calls_tokens_costs_and_failures_are_metrics_of_a_step",
     ),
-    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_rubrics.py": ("test_a_run_does_not_start_on_wrong_criteria_and_names_file_and_line",),
+    "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_rubrics.py": (
+        "test_a_run_does_not_start_on_wrong_criteria_and_names_file_and_line",
+    ),
     "plugins/builtin_rewards/rlhf-plugin-llm-judge/tests/test_tournament.py": (
         "test_strengths_are_the_maximum_of_the_likelihood",
         "test_equal_answers_tie_and_a_group_has_half_a_point_each",

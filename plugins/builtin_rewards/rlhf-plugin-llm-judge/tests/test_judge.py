@@ -194,6 +194,7 @@ asyncio.run(main())
     ],
 )
 def test_a_server_that_does_not_start_is_told_with_its_last_words(tmp_path, options, message):
+    pytest.importorskip("rlhf_server", reason="rlhf serve")
     plugin = LLMJudge(LLMJudge.Options(**options))
     with pytest.raises(UserError, match=message):
         in_run(tmp_path, plugin)

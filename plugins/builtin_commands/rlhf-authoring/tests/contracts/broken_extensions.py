@@ -78,6 +78,8 @@ TABLE = [
         "        self.drawn = getattr(self, 'drawn', 0) + count\n        self.seen = self.drawn",
     ),
     breaks("prepared_batches_are_plain", "steering", "experience.rewards,", "experience.rewards, 'text': 'x',"),
+    breaks("figures_of_a_step_are_metrics", "steering", "float(self.seen))", "float('nan'))"),
+    breaks("figures_of_a_step_are_metrics", "steering", '[Metric("seen", float(self.seen))]', "[1.0]"),
     breaks("answers_to_a_step_are_known", "steering", 'return Adjust({"actor.lr": 1e-3 / step})', "return 1e-3"),
     breaks("answers_to_a_step_are_known", "steering", "1e-3 / step", "float('inf')"),
     # --- tasks ---

@@ -272,6 +272,10 @@ STEERING = (
         return {"rewards": experience.rewards, "seen": self.seen}
 
     @hookimpl
+    def step_metrics(self, step):
+        return [Metric("seen", float(self.seen))]
+
+    @hookimpl
     def step_finished(self, step, metrics):
         return Adjust({"actor.lr": 1e-3 / step})
 """
