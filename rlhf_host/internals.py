@@ -59,6 +59,7 @@ _NAMES = {
     "rollouts.policy": ["EpisodePolicy"],
     "rollouts.scoring": ["AGENT", "judges", "score_group"],
     "runtimes.compute": ["Inline", "OneThread"],
+    "spans": ["observers", "span"],
     "training.assemble": ["runtime_plugin", "runtime_start", "start_runtime"],
     "training.batching": ["group_rows"],
     "training.auxiliary_rows": ["joined", "no_rows"],

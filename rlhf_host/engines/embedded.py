@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -28,6 +27,7 @@ from rlhf_host.plugins.threads import Threads
 from rlhf_host.protocols import NO_WEIGHTS, Buckets, Decoder, EngineStart, RefilledDecoder, Use
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.pictures import images_of
+from rlhf_host.spans import span
 
 
 class EmbeddedEngine:
@@ -124,10 +124,10 @@ class EmbeddedEngine:
 
     def _run(self, requests: list[Request], finish: Finish, dropped: Dropped) -> None:
         self._take_in()
-        started, use = time.perf_counter(), self._use
+        use = self._use
         longest = max(len(request.token_ids) + request.sampling.max_new_tokens for request in requests)
         autocast = torch.autocast(use.device.type, use.autocast, enabled=use.autocast is not None)
-        try:
+        with span("generate", self, "busy_s"):
             pictured = any(images_of(request.token_ids) for request in requests)
             decoder = self._kernels.decoder(self.model, use, longest, pictured)
             with torch.inference_mode(), evaluation(self.model), autocast:
@@ -137,8 +137,6 @@ class EmbeddedEngine:
                         break
             if isinstance(decoder, RefilledDecoder):
                 decoder.end()
-        finally:
-            self.busy_s += time.perf_counter() - started
 
     def _batches(self, requests: list[Request], ragged: bool) -> Iterable[list[int]]:
         """Splits requests by ``max_batch_size`` and ``max_batch_tokens``, in the given order (by prompt length first, if

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from rlhf_host.errors import RunError, near_matches
 from rlhf_host.protocols import Buckets
+from rlhf_host.spans import span
 
 
 def call_by_path(path: str, first: Any, arguments: Mapping[str, Any]) -> Any:
     """Calls ``package.module:function`` with ``first`` and ``arguments``, in the current process."""
     module, _, name = path.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function(first, **arguments)
+    with span(f"call {path}"):
+        return function(first, **arguments)
 
 
 def copy_weights(model: nn.Module, buckets: Iterable[list[tuple[str, Tensor]]]) -> None:

@@ -24,16 +24,7 @@ from rlhf_host.models.examination import examine
 from rlhf_host.models.flops import ModelFlops
 from rlhf_host.models.heads import blocks_of, decoder_of
 from rlhf_host.models.layout_check import WIDE, DoesNotRun, Verdict, check_layouts, structure
-from rlhf_host.models.layouts import (
-    Layout,
-    Line,
-    Rows,
-    padded_layout,
-    shared_layout,
-    sharing_of,
-    to_device,
-    without_last,
-)
+from rlhf_host.models.layouts import Layout, Line, Rows, padded_layout, shared_layout, sharing_of, to_device, without_last
 from rlhf_host.models.output_heads import LanguageHead, Wanted
 from rlhf_host.models.pictures import Reader, Sight, base_of, features_of, first_pictures
 from rlhf_host.models.pictures import inputs as pictured_inputs

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias, get_args
 
 from rlhf_host.records.episodes import Task, Trajectory
+
+if TYPE_CHECKING:
+    from rlhf_host.protocols.syncs import WeightSource
 
 DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "triple", "unpaired", "stepwise"]
 
@@ -248,6 +251,10 @@ class RunContext:
     render: Callable[[Task], list[int]] | None = None
     """Function that gives the token ids of a task's ``prompt`` as the run renders it, with its tools: for plugins that change the
     prompt (``dataclasses.replace``). It raises ``UserError`` where the run would."""
+    processes: Callable[[], Mapping[str, WeightSource]] | None = None
+    """For runs that train, a function that gives what trains and samples now: ``trainer``, and engines by name. On the run's event
+    loop, ``await each.run("package.module:function", **arguments)`` calls the function in each of its processes, with ``Weights``
+    or a ``Loader`` first, and returns results by rank. Arguments and results are plain values."""
 
 
 class RoleHandle(Protocol):

@@ -23,6 +23,7 @@ from rlhf_host.rollouts.episodes import Episodes, episode_seed
 from rlhf_host.rollouts.gate import Barrier
 from rlhf_host.rollouts.scoring import brings_signal, judges, score_group
 from rlhf_host.rollouts.watch import watched
+from rlhf_host.spans import span
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -256,7 +257,8 @@ class Collector:
             trajectories = [trajectory for rows in episodes for trajectory in rows]
             group.since, group.what = time.monotonic(), "is scored"
             async with self.scoring.passing() if self.scoring is not None else nullcontext():
-                await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
+                with span("score"):
+                    await score_group(self.manager, self.judges, trajectories, context, self.settings, needless=self.needless)
         finally:
             self.open.discard(group)
         self.over += 1

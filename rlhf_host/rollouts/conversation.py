@@ -38,12 +38,7 @@ class Codec(Protocol):
         """Returns the tokens of a new conversation."""
 
     def delta(
-        self,
-        last: Message,
-        new: Sequence[Message],
-        sampled: Sequence[int],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        self, last: Message, new: Sequence[Message], sampled: Sequence[int], *, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """Returns the tokens between an answer and the next one."""
 

@@ -37,13 +37,7 @@ from rlhf_host.records.episodes import (
 from rlhf_host.records.needs import AgentNeeds
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.pictures import images_of, pictures_in, with_images
-from rlhf_host.rollouts.agent_answers import (
-    branch_problem,
-    is_tokens,
-    step_problem,
-    told_problem,
-    trajectory_problem,
-)
+from rlhf_host.rollouts.agent_answers import branch_problem, is_tokens, step_problem, told_problem, trajectory_problem
 from rlhf_host.rollouts.conversation import Plan
 from rlhf_host.rollouts.episode_settings import EpisodeSettings, SampledModel
 from rlhf_host.rollouts.policy import FIRST_CALL_S, NEXT_CALL_S, EpisodePolicy, Expected

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from rlhf_host.protocols import Counting, Generator
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
+from rlhf_host.spans import span
 
 
 class Barrier:
@@ -80,4 +81,5 @@ class Gate(Barrier):
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
         async with self.passing():
-            return await self.engine.generate(token_ids, sampling, key)
+            with span("request"):
+                return await self.engine.generate(token_ids, sampling, key)

@@ -53,13 +53,7 @@ class Pipeline:
     epoch = 0
 
     def __init__(
-        self,
-        stream: TaskStream,
-        collector: Collector,
-        admission: Admission,
-        context: ScoreContext,
-        *,
-        fixed: bool = False,
+        self, stream: TaskStream, collector: Collector, admission: Admission, context: ScoreContext, *, fixed: bool = False
     ):
         if (depth := admission.depth) and not stream.goes_back:
             raise UserError(f"async_depth is {depth}, and a task source has a state of its own: leave --async-depth out")

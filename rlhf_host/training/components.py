@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Runtime
+from rlhf_host.protocols import Runtime, WeightSource
 from rlhf_host.records.needs import Needs
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
@@ -63,3 +63,8 @@ class RunComponents:
     run_dir: Path
     progress: Progress
     ledger: Ledger
+
+    def processes(self) -> dict[str, WeightSource]:
+        """Returns what ``RunContext.processes`` does."""
+        engines = {f"engine {target.name}": target.engine for target in self.runtime.targets}
+        return {"trainer": self.runtime.source, **engines}

@@ -17,6 +17,7 @@ from rlhf_host.rollouts.experience import joined
 from rlhf_host.rollouts.gate import Gate
 from rlhf_host.rollouts.watch import watched
 from rlhf_host.runs.signs import Signs
+from rlhf_host.spans import span
 from rlhf_host.training.adjustments import adjustments
 from rlhf_host.training.components import RunComponents
 from rlhf_host.training.events import Interrupted
@@ -72,10 +73,12 @@ class Loop:
                 metrics = self._report({}, evaluate=True)
                 keeper.after_step(last=self.last)
             while progress.step < self.steps and progress.stopped is None and not self.parts.events.stop_requested:
-                metrics = self._take_step(progress.step + 1)
+                with span("step"):
+                    metrics = self._take_step(progress.step + 1)
                 progress.step += 1
                 metrics = self._report(metrics, evaluate=self._evaluation_due())
-                keeper.after_step(last=self.last)
+                with span("checkpoint"):
+                    keeper.after_step(last=self.last)
         except Interrupted:
             pass
         except RunError:
@@ -173,7 +176,8 @@ class Loop:
             raise Interrupted
         if (pipeline := self.parts.source.pipeline) is not None:
             self.parts.events.run(pipeline.wait_until_over())
-        evaluated, trajectories = self.evaluate(self.parts.progress.step)
+        with span("evaluate"):
+            evaluated, trajectories = self.evaluate(self.parts.progress.step)
         self.parts.manager.report("log_trajectories", step=self.parts.progress.step, split="eval", trajectories=trajectories)
         return metrics | evaluated
 

@@ -180,6 +180,7 @@ def begin_run(loop: Loop, started: Started, checkpoint: Checkpoint | None, resum
     parts, step = loop.parts, checkpoint.step if checkpoint else None
     before = step if step is not None else (-1 if resume else None)
     context = run_context(parts.config, started.tokenizer, started.handles, parts.run_dir, before, loop.steps, notices)
+    context.processes = parts.processes
     rates = {need.name: started.roles[need.name].peak_lr for need in started.needs.roles if need.trainable}
     note_begin(parts.run_dir, loop.steps, step, rates, getattr(parts.runtime, "about", {}))
     call_all(parts.events, parts.manager, "run_started", context=context)

@@ -12,6 +12,7 @@ from rlhf_host.records.episodes import Trajectory
 from rlhf_host.records.tensors import Experience
 from rlhf_host.rollouts.collect import Played
 from rlhf_host.rollouts.pipeline import Pipeline
+from rlhf_host.spans import span
 
 
 @dataclass(slots=True)
@@ -59,7 +60,8 @@ class Source(Protocol):
 
 @contextmanager
 def timed(times: dict[str, float], phase: str) -> Iterator[None]:
-    """Writes the seconds of the body into ``times``."""
+    """Writes the seconds of the body, a span of the controller, into ``times``."""
     started = time.perf_counter()
-    yield
+    with span(phase):
+        yield
     times[f"time/{phase}"] = time.perf_counter() - started

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +16,7 @@ from rlhf_host.models.memory_plans import out_of_memory
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Backend
 from rlhf_host.records.tensors import Batch, Distribution, LossTerm, Metric, Outputs
+from rlhf_host.spans import span
 from rlhf_host.training.actor_metrics import RESERVED, actor_metrics
 from rlhf_host.training.corrections import correction_weights
 from rlhf_host.training.deferred_values import DeferredValues
@@ -88,13 +88,12 @@ class Accumulation:
         result = PassResult()
         with dropping(self.role.passes.model, self.role.passes.compute) as drops:
             self._all(batch, plan, places, result, drops)
-        started = time.perf_counter()
         try:
-            if result.failure is None:
-                result.readings.read()
+            with span("losses", result):
+                if result.failure is None:
+                    result.readings.read()
         except Exception as error:
             result.failure = error
-        result.compute_s += time.perf_counter() - started
         return result
 
     def _all(self, batch: Batch, plan: Sequence[list[int]], places: Sequence[int], result: PassResult, drops: bool) -> None:
@@ -102,21 +101,20 @@ class Accumulation:
         try:
             for number, rows in enumerate(plan):
                 part = worker_rows(batch, rows) if rows else None
-                started = time.perf_counter()
                 last = self.last and number == len(plan) - 1
                 seed = [*self.seed, number] if drops and self.backend is not None else None
-                if part is None:
-                    with drawing(seed, self.role.passes.device):
-                        blank = self.role.blank(batch.images is not None)
-                    for other in self.whole:
-                        if other.traits.even_passes:
-                            with torch.no_grad():
-                                other.blank(batch.images is not None)
-                    if self.backend is not None:
-                        self.backend.backward(blank, last)
-                else:
-                    self._pass(part, [places[row] for row in rows], result, last, seed)
-                result.compute_s += time.perf_counter() - started
+                with span(f"pass {self.role.name}", result):
+                    if part is None:
+                        with drawing(seed, self.role.passes.device):
+                            blank = self.role.blank(batch.images is not None)
+                        for other in self.whole:
+                            if other.traits.even_passes:
+                                with torch.no_grad():
+                                    other.blank(batch.images is not None)
+                        if self.backend is not None:
+                            self.backend.backward(blank, last)
+                    else:
+                        self._pass(part, [places[row] for row in rows], result, last, seed)
                 if part is not None:
                     result.flops += self.role.passes.flops(part.prompt_ids, part.lengths.tolist(), part.group_id.tolist())
         except Exception as error:
@@ -135,7 +133,7 @@ class Accumulation:
         """
         passes = self.role.passes
         others = {} if passes.head.scalar else rows.distributions
-        with drawing(seed, passes.device):
+        with span("forward"), drawing(seed, passes.device):
             outputs = passes.forward(**rows_of(rows), outputs=self.outputs, entropy_grad=self.entropy_grad, others=others)
         part = on_device(rows, passes.device)
         for other in self.whole:
@@ -153,7 +151,8 @@ class Accumulation:
         if self.backend is not None and (self.role.traits.even_passes if loss is None else not loss.requires_grad):
             loss = zero_loss(outputs)
         if loss is not None and self.backend is not None:
-            self.backend.backward(loss, last)
+            with span("backward"):
+                self.backend.backward(loss, last)
 
     def _loss(self, outputs: Outputs, part: Batch, places: list[int], result: PassResult) -> Tensor | None:
         """Returns a micro-batch's share of the loss, computed by the plugins; writes their metrics into ``result``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from rlhf_host.protocols import Backend, Ranks, ShowsGradients, Update
 from rlhf_host.records.needs import AlgoNeeds, Needs
 from rlhf_host.records.ragged import RaggedTensor, Rows
 from rlhf_host.records.tensors import OF_ROWS, Batch, Metric, RoleOutput, TopK
+from rlhf_host.spans import span
 from rlhf_host.training.batching import evened, group_rows, plan_microbatches
 from rlhf_host.training.corrections import say_unused
 from rlhf_host.training.deferred_values import DeferredValues
@@ -88,11 +88,10 @@ class Worker:
 
     def _fill(self, role: Role, batch: Batch, run: Callable[[Batch], Sequence[Tensor]], *results: Tensor) -> tuple[Tensor, ...]:
         """Fills ``results`` with the values that ``run`` returns for the rows of each micro-batch."""
-        started = time.perf_counter()
-        for rows, part in self._micro_batches(role, batch, range(len(batch))):
-            for result, values in zip(results, run(part), strict=True):
-                place(result, rows, values.to(result.dtype).cpu())
-        self.compute_s += time.perf_counter() - started
+        with span(f"outputs {role.name}", self):
+            for rows, part in self._micro_batches(role, batch, range(len(batch))):
+                for result, values in zip(results, run(part), strict=True):
+                    place(result, rows, values.to(result.dtype).cpu())
         return results
 
     def _micro_batches(self, role: Role, batch: Batch, some: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
@@ -116,10 +115,8 @@ class Worker:
         backend = self.roles[need.source].backend
         assert backend is not None
         everywhere = {"everywhere": True} if self.roles[need.source].traits.everywhere else {}
-        started = time.perf_counter()
-        with blaming(self.roles[need.source].trainer, "weights"):
+        with span(f"follow {role}", self), blaming(self.roles[need.source].trainer, "weights"):
             follow(self.roles[role].passes.model, backend.weights(BUCKET_BYTES, **everywhere), need.follows.share)
-        self.compute_s += time.perf_counter() - started
 
     def update(
         self,
@@ -329,10 +326,8 @@ class Worker:
             if errors:
                 raise result.failure or RunError(errors[0])
             return
-        started = time.perf_counter()
-        with blaming(role.trainer, "step"):
+        with span(f"optimizer {role.name}", self), blaming(role.trainer, "step"):
             step = backend.step()
-        self.compute_s += time.perf_counter() - started
         if not step.applied:
             update.refused = f"{role.name}: the gradient norm is {step.grad_norm}"
             return
@@ -349,9 +344,8 @@ class Worker:
         # Rows that do not train are there for their statistics. Ranks must agree: one may have none of them.
         apart = any(self.ranks.gather(bool(others)))
         for _, part in self._micro_batches(role, batch, others if apart else range(len(batch))):
-            started = time.perf_counter()
-            outputs = role.passes.forward(**rows_of(part), outputs=frozenset({"logprobs"}))
-            self.compute_s += time.perf_counter() - started
+            with span(f"statistics {role.name}", self):
+                outputs = role.passes.forward(**rows_of(part), outputs=frozenset({"logprobs"}))
             if failure is not None:
                 continue
             try:

@@ -45,6 +45,7 @@ OTHER_GUIDES = {
     "rlhf-environments": "agents.md",
     "rlhf-gpu-metrics": "runs.md",
     "rlhf-plan": "sizing.md",
+    "rlhf-profile": "performance.md",
     "rlhf-runs": "runs.md",
     "rlhf-samples": "python.md",
     "rlhf-server": "serving.md",

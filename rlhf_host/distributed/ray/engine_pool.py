@@ -19,6 +19,7 @@ from rlhf_host.errors import LostError, RunError
 from rlhf_host.protocols import EngineTraits
 from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.tensors import Metric
+from rlhf_host.spans import span
 
 QUIET_S = 0.05
 """Seconds without a new request after which engines that work in waves get requests, even if not all expected ones have come."""
@@ -274,9 +275,10 @@ class EnginePool:
         import ray
 
         try:
-            async for reference in stream:
-                self._sampled[engine.life], answers = await reference
-                self._take(seat, engine, answers)
+            with span(f"engine {seat.name}, {len(numbers)} requests"):
+                async for reference in stream:
+                    self._sampled[engine.life], answers = await reference
+                    self._take(seat, engine, answers)
             if seat.engine is engine and any(number in seat.lane.sent for number in numbers):
                 raise RunError(f"engine {seat.name} ended without answering every request")
         except ray.exceptions.RayError as error:

@@ -33,6 +33,7 @@ from rlhf_host.records.episodes import Generation, SampleKey, Sampling
 from rlhf_host.records.pictures import images_of, shown_in
 from rlhf_host.records.tensors import Metric
 from rlhf_host.scratch import Scratch
+from rlhf_host.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -289,8 +290,8 @@ class VLLMEngine:
 
     def _step(self) -> None:
         self._step_began = time.perf_counter()
-        outputs = [output for output in self.llm.step() if output.finished and output.request_id in self._running]
-        self.busy_s += time.perf_counter() - self._step_began
+        with span("generate", self, "busy_s"):
+            outputs = [output for output in self.llm.step() if output.finished and output.request_id in self._running]
         self._step_began = None
         calls = [(self._running[output.request_id], output) for output in outputs]
         given = [(call, answer_of(call.request, output, self.version)) for call, output in calls]
