@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, TypedDict
 
+
+
 class CheckpointSettings(TypedDict, total=False):
     every: int
     keep: int | None
@@ -9,6 +11,7 @@ class CheckpointSettings(TypedDict, total=False):
     best_mode: Literal["max", "min"]
     final: bool
     on_error: Literal["stop", "warn"]
+
 
 class DataSettings(TypedDict, total=False):
     sources: list[Any]
@@ -21,24 +24,7 @@ class DataSettings(TypedDict, total=False):
     template: str | None
     template_kwargs: list[str]
     day: str | None
-    format: (
-        Literal[
-            "messages",
-            "prompt_completion",
-            "text",
-            "preference",
-            "triple",
-            "hh",
-            "unpaired",
-            "kto_tag",
-            "stepwise",
-            "sharegpt",
-            "alpaca",
-            "tokens",
-            "generated",
-        ]
-        | None
-    )
+    format: Literal["messages", "prompt_completion", "text", "preference", "triple", "hh", "unpaired", "kto_tag", "stepwise", "sharegpt", "alpaca", "tokens", "generated"] | None
     split_at: str | None
     hh: Literal["text", "chat"]
     condition: str | None
@@ -51,6 +37,7 @@ class DataSettings(TypedDict, total=False):
     max_samples: int | None
     shuffle: bool
     epochs: float
+
 
 class EvalSettings(TypedDict, total=False):
     data: DataSettings
@@ -67,6 +54,7 @@ class EvalSettings(TypedDict, total=False):
     max_new_tokens: int | None
     seed: int
 
+
 class LoraSettings(TypedDict, total=False):
     rank: int
     alpha: int | None
@@ -75,9 +63,11 @@ class LoraSettings(TypedDict, total=False):
     init: Literal["default", "gaussian"]
     dropout: float
 
+
 class PipelineSettings(TypedDict, total=False):
     schedule: Literal["free", "fixed"]
     max_staleness: int | None
+
 
 class RoleSettings(TypedDict, total=False):
     model: str | None
@@ -105,6 +95,7 @@ class RoleSettings(TypedDict, total=False):
     adam_eps: float
     max_grad_norm: float
 
+
 class RolloutSettings(TypedDict, total=False):
     n: int
     temperature: float
@@ -127,6 +118,7 @@ class RolloutSettings(TypedDict, total=False):
     policy_port: int
     tool_format: str
 
+
 class TrainSettings(TypedDict, total=False):
     steps: int | None
     batch_size: int
@@ -139,6 +131,7 @@ class TrainSettings(TypedDict, total=False):
     keep_logits: Literal["auto", "on", "off"]
     on_nonfinite: Literal["stop", "skip"]
     threads: int
+
 
 class TrajectoryLogSettings(TypedDict, total=False):
     every: int

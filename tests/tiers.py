@@ -363,6 +363,11 @@ SLOW = {
         r"run\[(?!rloo)|ratios|everything_installed|last_layer|that_sampled|teachers",
         "X-rays with everything installed, of runs, adapters, teachers and later updates; pushes and one gradient at every change",
     ),
+    "plugins/builtin_commands/rlhf-profile/tests/test_profile.py": (
+        r"resumed|update_torch|have_a_limit|on_rows|that_fails",
+        "steps of resumed, failed and limited runs, and of one on rows; a whole run's step at every change",
+    ),
+    "plugins/builtin_commands/rlhf-profile/tests/test_on_ray.py": ("", "two ranks and an engine on Ray, and their timeline"),
     "plugins/builtin_commands/rlhf-tinker/tests/test_server.py": ("killed_server", "a server that is killed, and two more"),
     "plugins/builtin_commands/rlhf-supervisor/tests/test_supervisor.py": (
         r"full_disk|stopped|so_often|threads|asked_for.*\[(sys.exit\([^2]|os)|goes_to_the_run.*\[(?!15)",

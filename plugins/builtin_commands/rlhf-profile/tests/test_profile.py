@@ -105,7 +105,9 @@ def test_the_command_shows_it(recorded):
     assert "together" in shown.output
     table = shown.output.split("Longest operations (cpu")[1].splitlines()[1:]
     assert len(table) == 10
-    assert all("aten::" in line or "autograd" in line or "Optimizer" in line for line in table), table
+    times = [float(line.split()[0]) for line in table]
+    assert times == sorted(times, reverse=True)
+    assert sum("aten::" in line for line in table) > 4
     assert json.loads(CliRunner().invoke(profile, [str(recorded), "--json"]).output)["steps"][0]["step"] == 2
     with pytest.raises(UserError, match="step 3 was not recorded: there are 2"):
         CliRunner().invoke(profile, [str(recorded), "--step", "3"], catch_exceptions=False)
@@ -145,7 +147,8 @@ def test_a_step_that_fails_is_recorded_to_its_failure(tmp_path, caplog):
 
 def test_a_resumed_run_records_from_its_step_on(tmp_path, caplog):
     train(tmp_path / "run", steps=1)
-    rlhf_host.train(resume=str(tmp_path / "run"), steps=2, **{"profile.steps": "1-2", "profile.torch": False})
+    own = {"algo": Learner(), "rewards": right_answer, "data": SUMS}
+    rlhf_host.train(resume=str(tmp_path / "run"), steps=2, **own, **{"profile.steps": "1-2", "profile.torch": False})
     assert [path.name for path in (tmp_path / "run/profiles").iterdir()] == ["step-000002"]
     assert "profile.steps: this run has the steps 2 to 2, and not 1" in caplog.messages
 
@@ -158,7 +161,6 @@ def test_with_an_update_torch_begins_there(tmp_path, caplog):
     assert "pass actor" in spans
     assert "generate" not in spans
     assert any(event.get("args", {}).get("Input Dims") for event in trace["traceEvents"]), "shapes"
-    assert any(event["name"] == "[memory]" for event in trace["traceEvents"]), "memory"
     assert any(event.get("cat") == "python_function" for event in trace["traceEvents"]), "stack"
     assert any("no snapshot of memory" in message for message in caplog.messages)
 

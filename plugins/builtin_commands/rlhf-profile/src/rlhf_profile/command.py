@@ -19,7 +19,7 @@ from rlhf_profile.plugin import FOLDER, RECORD, TIMELINE
 HELP_GROUP = "Look at runs"
 LONGEST = 10
 """Operations in a table."""
-ORDER = ("trains", "computes", "samples", "scores", "syncs", "evaluates", "saves", "works", "waits")
+ORDER = ("trains", "computes", "samples", "asks", "scores", "syncs", "evaluates", "saves", "works", "waits")
 
 
 @click.command()

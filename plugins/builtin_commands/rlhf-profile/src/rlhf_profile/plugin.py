@@ -43,7 +43,7 @@ class Profile:
         shapes: bool = Field(False, description="with the shapes of operations' inputs")
         stack: bool = Field(False, description="with the lines of Python that called them: several times slower")
         memory: bool = Field(
-            False, description="with allocations; on GPUs also a snapshot of memory for pytorch.org/memory_viz"
+            False, description="with a snapshot of the memory of each GPU and its allocations, for pytorch.org/memory_viz"
         )
         seconds: PositiveFloat = Field(60.0, description="longest time that torch's profiler records in a process and step")
         max_mb: PositiveFloat = Field(1000.0, description="megabytes of traces after which the run records only timelines")
@@ -95,8 +95,8 @@ class Profile:
     async def run_finished(self, outcome: Outcome) -> None:
         if self._context is None:
             return
-        if self._step is not None:
-            self._step, step = None, self._step
+        if (step := self._step) is not None:
+            self._step = None
             finished = outcome.status == "finished"  # before the planned end, so the step did not begin
             if not finished:
                 log.warning("profile: step %d did not end, so its record ends with the run", step)

@@ -153,7 +153,6 @@ class Recording:
         self._profiler = profile(
             activities=activities,
             record_shapes=self._shapes,
-            profile_memory=self._memory,
             with_stack=self._stack,
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
@@ -240,7 +239,7 @@ class Recording:
             return []
         if not self._device:
             self.notes.append(
-                "no snapshot of memory: that is of GPUs, and this process uses none; the trace has the allocations"
+                "no snapshot of memory: it is of a GPU, and this process uses none"
             )
             return []
         import torch

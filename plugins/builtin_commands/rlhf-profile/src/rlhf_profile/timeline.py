@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 KINDS = {
-    "samples": ("generate", "request", "engine"),
+    "samples": ("generate",),
+    "asks": ("request", "engine"),
     "scores": ("score",),
     "trains": ("pass", "forward", "backward", "losses", "optimizer", "statistics", "follow"),
     "computes": ("outputs",),
@@ -24,6 +25,7 @@ OTHER = "works"
 """What a process does in a span of a package."""
 COLOURS = {
     "samples": "thread_state_running",
+    "asks": "thread_state_iowait",
     "scores": "thread_state_runnable",
     "trains": "rail_response",
     "computes": "rail_animation",
