@@ -2,8 +2,6 @@
 
 from typing import Any, Literal, TypedDict
 
-
-
 class CheckpointSettings(TypedDict, total=False):
     every: int
     keep: int | None
@@ -11,7 +9,6 @@ class CheckpointSettings(TypedDict, total=False):
     best_mode: Literal["max", "min"]
     final: bool
     on_error: Literal["stop", "warn"]
-
 
 class DataSettings(TypedDict, total=False):
     sources: list[Any]
@@ -24,7 +21,24 @@ class DataSettings(TypedDict, total=False):
     template: str | None
     template_kwargs: list[str]
     day: str | None
-    format: Literal["messages", "prompt_completion", "text", "preference", "triple", "hh", "unpaired", "kto_tag", "stepwise", "sharegpt", "alpaca", "tokens", "generated"] | None
+    format: (
+        Literal[
+            "messages",
+            "prompt_completion",
+            "text",
+            "preference",
+            "triple",
+            "hh",
+            "unpaired",
+            "kto_tag",
+            "stepwise",
+            "sharegpt",
+            "alpaca",
+            "tokens",
+            "generated",
+        ]
+        | None
+    )
     split_at: str | None
     hh: Literal["text", "chat"]
     condition: str | None
@@ -37,7 +51,6 @@ class DataSettings(TypedDict, total=False):
     max_samples: int | None
     shuffle: bool
     epochs: float
-
 
 class EvalSettings(TypedDict, total=False):
     data: DataSettings
@@ -54,7 +67,6 @@ class EvalSettings(TypedDict, total=False):
     max_new_tokens: int | None
     seed: int
 
-
 class LoraSettings(TypedDict, total=False):
     rank: int
     alpha: int | None
@@ -63,11 +75,9 @@ class LoraSettings(TypedDict, total=False):
     init: Literal["default", "gaussian"]
     dropout: float
 
-
 class PipelineSettings(TypedDict, total=False):
     schedule: Literal["free", "fixed"]
     max_staleness: int | None
-
 
 class RoleSettings(TypedDict, total=False):
     model: str | None
@@ -95,7 +105,6 @@ class RoleSettings(TypedDict, total=False):
     adam_eps: float
     max_grad_norm: float
 
-
 class RolloutSettings(TypedDict, total=False):
     n: int
     temperature: float
@@ -118,7 +127,6 @@ class RolloutSettings(TypedDict, total=False):
     policy_port: int
     tool_format: str
 
-
 class TrainSettings(TypedDict, total=False):
     steps: int | None
     batch_size: int
@@ -131,7 +139,6 @@ class TrainSettings(TypedDict, total=False):
     keep_logits: Literal["auto", "on", "off"]
     on_nonfinite: Literal["stop", "skip"]
     threads: int
-
 
 class TrajectoryLogSettings(TypedDict, total=False):
     every: int

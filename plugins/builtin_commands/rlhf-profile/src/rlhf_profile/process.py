@@ -238,9 +238,7 @@ class Recording:
         if not self._memory:
             return []
         if not self._device:
-            self.notes.append(
-                "no snapshot of memory: it is of a GPU, and this process uses none"
-            )
+            self.notes.append("no snapshot of memory: it is of a GPU, and this process uses none")
             return []
         import torch
 
