@@ -364,7 +364,7 @@ SLOW = {
         "X-rays with everything installed, of runs, adapters, teachers and later updates; pushes and one gradient at every change",
     ),
     "plugins/builtin_commands/rlhf-profile/tests/test_profile.py": (
-        r"resumed|update_torch|have_a_limit|on_rows|that_fails",
+        r"resumed|update_torch|have_a_limit|on_rows|that_fails|goes_on",
         "steps of resumed, failed and limited runs, and of one on rows; a whole run's step at every change",
     ),
     "plugins/builtin_commands/rlhf-profile/tests/test_on_ray.py": ("", "two ranks and an engine on Ray, and their timeline"),

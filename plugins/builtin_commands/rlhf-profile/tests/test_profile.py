@@ -124,7 +124,7 @@ def test_steps_that_do_not_come_are_named_at_the_start_and_at_the_end(tmp_path, 
     train(tmp_path / "run", steps=2, **{"profile.steps": "2,5-7", "profile.torch": False})
     told = [message for message in caplog.messages if "profile" in message]
     assert told[0] == "profile.steps: this run has the steps 1 to 2, and not 5-7"
-    assert told[-1] == "profile.steps: 5-7 did not come in this run, which ended after step 2"
+    assert told[-1] == "profile.steps: 5-7 were not recorded in this run, which ended after step 2"
     assert [path.name for path in (tmp_path / "run/profiles/step-000002").iterdir() if "trace" in path.name] == []
 
 
@@ -180,3 +180,19 @@ def test_a_run_on_rows_is_recorded_too(tmp_path):
     rlhf_host.train(run_dir=str(tmp_path / "run"), **settings, **{"profile.steps": 2})
     refuse_broken(timeline(tmp_path / "run", 2))
     assert record(tmp_path / "run", 2)["covered"] > 0.5
+
+
+def test_a_run_goes_on_when_a_step_cannot_be_recorded(tmp_path, caplog, monkeypatch):
+    from rlhf_profile import joining
+
+    def dies(*arguments):
+        monkeypatch.undo()
+        raise RunError("engine 0 has died")
+
+    monkeypatch.setattr(joining, "joined", dies)
+    train(tmp_path / "run", **{"profile.steps": "1-2", "profile.torch": False})
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3]
+    assert "profile: step 1 is not recorded: engine 0 has died" in caplog.messages
+    assert caplog.messages[-1] == "profile.steps: 1 were not recorded in this run, which ended after step 3"
+    assert record(tmp_path / "run", 2)["covered"] > 0.5
+    assert observers == []

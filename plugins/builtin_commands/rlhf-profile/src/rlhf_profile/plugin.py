@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationInfo, field_validator
 
 from rlhf_host import Outcome, RunContext, hookimpl
 from rlhf_host.commands import first_line, write_file
@@ -54,12 +54,12 @@ class Profile:
             text = as_text(value)
             return str(Steps(text)) if isinstance(text, str) else text
 
-        @model_validator(mode="after")
-        def _used(self) -> Profile.Options:
-            ignored = [name for name in ("begin", "shapes", "stack", "memory") if getattr(self, name) not in (False, "step")]
-            if ignored and not self.torch:
-                raise ValueError(f"{ignored[0]} is a setting of torch's profiler, and torch is false: leave one of them out")
-            return self
+        @field_validator("begin", "shapes", "stack", "memory")
+        @classmethod
+        def _used(cls, value: Any, others: ValidationInfo) -> Any:
+            if value not in (False, "step") and not others.data.get("torch", True):
+                raise ValueError("this is a setting of torch's profiler, and profile.torch is false: leave one of them out")
+            return value
 
     def __init__(self, options: Options):
         self.options, self.steps = options, Steps(options.steps)
@@ -103,7 +103,7 @@ class Profile:
             with self._forgiving(step):
                 await asyncio.wait_for(self._end(step, None, whole=False, write=not finished), AFTER_S)
         if left := self.steps.without(self.recorded):
-            log.warning("profile.steps: %s did not come in this run, which ended after step %d", left, outcome.step)
+            log.warning("profile.steps: %s were not recorded in this run, which ended after step %d", left, outcome.step)
 
     def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         """Waits for work on the run's event loop, which does not run between two steps with ``--debug``."""

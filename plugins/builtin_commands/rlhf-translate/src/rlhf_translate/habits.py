@@ -18,7 +18,7 @@ COMMANDS = {
     "resume continue": "rlhf train --resume RUN_DIR",
     "test evaluate evaluation validate score": "rlhf eval for a model, rlhf replay FILE for saved trajectories",
     "bench benchmark": "rlhf plugins bench NAME for a plugin, rlhf eval for a model",
-    "timeline trace perf profiler": "rlhf train --profile.steps 3,10-12, then rlhf profile RUN_DIR",
+    "timeline trace perf profiler": "rlhf train --with profile, then rlhf profile RUN_DIR",
     "infer inference predict sample complete": "rlhf rollout for a file of answers, rlhf chat, rlhf serve for programs",
     "api server": "rlhf serve",
     "convert import migrate": "rlhf translate FILE for another project's command, rlhf export RUN_DIR for a model",
