@@ -28,7 +28,7 @@ def test_what_is_no_list_of_steps_is_refused(value):
 
 
 def test_settings_of_torch_without_torch_are_refused():
-    with pytest.raises(ValueError, match="(?s)memory.*this is a setting of torch's profiler, and profile.torch is false"):
+    with pytest.raises(ValueError, match=r"(?s)memory.*this is a setting of torch's profiler, and profile.torch is false"):
         Profile.Options(steps="1", torch=False, memory=True)
 
 
