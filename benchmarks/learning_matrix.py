@@ -41,6 +41,7 @@ EVERY_LOSS = "grpo"
 
 EXTRA = {
     "ppo": ["--critic.lr", "1e-3", "--critic.schedule", "linear", "--critic.warmup-steps", "10"],
+    "remax": ["--agent", "remax"],
 }
 """Algorithm → further flags: what it has beyond an actor must be set for this task too."""
 

@@ -1,10 +1,12 @@
-"""Do algorithms of pairs learn? CPO on made pairs, and online DPO, XPO and Nash-MD on sampled answers: two-digit sums by the
-quickstart's model, by the real command line.
+"""Do algorithms learn that need more than answers and rewards? CPO and DRO on made rows, online DPO, XPO, Nash-MD, SPIN and A*-PO
+beside another model's answers, ReMax beside greedy ones, OTB, and RLOO to compare with: two-digit sums by the quickstart's model,
+by the real command line.
 
-    python benchmarks/preferences.py                        # four algorithms, three seeds each: half an hour
+    python benchmarks/preferences.py                        # ten algorithms, three seeds each: an hour
+    python benchmarks/preferences.py --only rloo --only remax --only otb
     python benchmarks/preferences.py --only cpo --seeds 0
 
-CPO's pairs are sums of the training split: the right answer, and that of somebody who forgets to carry, or adds one too much.
+Made rows are sums of the training split: the right answer, and that of somebody who forgets to carry, or adds one too much.
 Prints pass@1 over 1,500 held-out sums before and after, and leaves with 1 unless every run ends above its start.
 """
 
@@ -25,10 +27,17 @@ from rlhf_host.models.locations import find_model
 
 ONLINE = ("--n", "4", "--batch-size", "32", "--max-new-tokens", "4", "--reward", "math_verifier", "--data", "arithmetic")
 SETTINGS = {
+    "rloo": ("--algo", "rloo", *ONLINE, "--lr", "3e-4"),
+    "rloo:dro": ("--algo", "rloo", "--algo.loss", "dro", *ONLINE, "--lr", "3e-4"),
+    "remax": ("--algo", "remax", "--agent", "remax", *ONLINE, "--lr", "3e-4"),
+    "otb": ("--algo", "otb", *ONLINE, "--lr", "3e-4"),
     "cpo": ("--algo", "cpo", "--batch-size", "32", "--lr", "3e-4"),
+    "dro_v": ("--algo", "dro_v", "--batch-size", "32", "--lr", "3e-4", "--critic.lr", "1e-3"),
     "online_dpo": ("--algo", "online_dpo", *ONLINE, "--lr", "3e-4"),
     "xpo": ("--algo", "xpo", "--agent", "xpo", *ONLINE, "--lr", "3e-4"),
     "nash_md": ("--algo", "nash_md", "--agent", "nash_md", "--algo.preference", "order", *ONLINE, "--lr", "2e-4"),
+    "spin": ("--algo", "spin", "--agent", "spin", *ONLINE, "--lr", "2e-5"),
+    "a2po": ("--algo", "a2po", "--agent", "a2po", "--algo.beta", "0.1", *ONLINE, "--lr", "3e-4"),
 }
 QUIET = ("--checkpoint.every", "0", "--trajectories.every", "0", "--trajectories.show", "0", "--train.threads", "1")
 
@@ -41,6 +50,18 @@ def pairs() -> list[dict[str, str]]:
         wrong = a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 1
         rows.append({"prompt": prompt, "chosen": answer, "rejected": str(wrong)})
     return rows
+
+
+def rated() -> list[dict[str, object]]:
+    """Returns the same answers one by one, with rewards 1 and 0."""
+    return [
+        {"prompt": row["prompt"], "completion": row[name], "reward": reward}
+        for row in pairs()
+        for name, reward in (("chosen", 1.0), ("rejected", 0.0))
+    ]
+
+
+MADE = {"cpo": pairs, "dro_v": rated}
 
 
 def rlhf(*arguments: str) -> str:
@@ -61,13 +82,13 @@ def accuracy(model: str) -> float:
 
 def train(name: str, seed: int, steps: int, out: Path) -> dict[str, Any]:
     """Returns pass@1 before and after one run, and its seconds per step."""
-    run, start = out / f"{name}-{steps}-{seed}", find_model("quickstart").path
-    offline = name == "cpo"
+    run, start = out / f"{name.replace(':', '-')}-{steps}-{seed}", find_model("quickstart").path
+    offline = name in MADE
     if not (run / "model").is_dir():
         data = ("--eval.data", "arithmetic", "--eval.every", str(steps))
         if offline:
-            file = out / "pairs.jsonl"
-            file.write_text("".join(json.dumps(row) + "\n" for row in pairs()))
+            file = out / f"{name}.jsonl"
+            file.write_text("".join(json.dumps(row) + "\n" for row in MADE[name]()))
             data = ("--data", str(file))
         common = ("--model", start, "--steps", str(steps), "--seed", str(seed), "--run-dir", str(run))
         rlhf("train", *SETTINGS[name], *data, *common, *QUIET)

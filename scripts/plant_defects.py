@@ -39,7 +39,7 @@ NEAR = {
         )
     ),
     "plugins/builtin_algos/rlhf-plugin-group-methods": " ".join(
-        f"plugins/builtin_algos/rlhf-plugin-group-methods/tests/test_{name}.py" for name in ("advantages", "losses")
+        f"plugins/builtin_algos/rlhf-plugin-group-methods/tests/test_{name}.py" for name in ("advantages", "losses", "otb")
     ),
     "rlhf_host/backends/optimizers": "tests/backends/test_optimizers.py tests/backends/test_steps.py",
     "rlhf_host/backends": "tests/backends/test_steps.py",

@@ -298,6 +298,15 @@ SLOW = {
     "plugins/builtin_tasks/rlhf-plugin-reasoning-gym/tests/test_reasoning_gym.py": (
         "get_harder_resumes",
         "a run with levels, stopped and resumed",
+    "plugins/builtin_algos/rlhf-plugin-remax/tests/test_runs.py": (
+        r"likeliest.*\[more1\]|saved_answers",
+        "runs with greedy answers, over two updates and of saved answers; one at every change",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_spin.py": ("a_run_makes", "a run against the data's answers"),
+    "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_a2po.py": ("a_run_trains", "a run beside the reference's answers"),
+    "plugins/builtin_algos/rlhf-plugin-kto/tests/test_dro.py": (
+        r"a_run_learns.*\[label\]",
+        "a run on labels; on rewards at every change",
     ),
     "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_rivals.py": (
         "every_second_answer",

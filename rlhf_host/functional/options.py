@@ -23,11 +23,11 @@ class PolicyLossOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    loss: Literal["clip", "gspo", "cispo", "sapo", "dppo_tv", "ratio", "pg"] = Field(
+    loss: Literal["clip", "gspo", "cispo", "sapo", "dppo_tv", "ratio", "pg", "dro"] = Field(
         "clip",
         description="policy loss: clip (PPO's clipped surrogate), gspo (ratio of the whole sequence), cispo (truncated weight on "
-        "the policy gradient), sapo (soft gate), dppo_tv (0 if a probability moved too far), ratio (the surrogate without a clip) "
-        "or pg (plain policy gradient)",
+        "the policy gradient), sapo (soft gate), dppo_tv (0 if a probability moved too far), ratio (the surrogate without a clip), "
+        "pg (plain policy gradient) or dro (that, with a quadratic penalty on how far log-probabilities moved)",
     )
     clip_eps: float = Field(0.2, ge=0, lt=1, description="clip: the ratio stays above 1 - clip_eps")
     clip_eps_high: float = Field(0.28, ge=0, description="clip: the ratio stays below 1 + clip_eps_high")
@@ -46,6 +46,7 @@ class PolicyLossOptions(BaseModel):
         description="dppo_tv: a token counts 0 if its probability has moved further than this in the advantage's direction",
     )
     dppo_max: float = Field(20.0, gt=0, description="dppo_tv: largest value of the ratio as a weight")
+    dro_beta: float = Field(0.05, ge=0, description="dro: weight of the penalty")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus, over the full vocabulary")
     aggregation: str | None = Field(
         None,
@@ -95,14 +96,12 @@ def policy_needs(
         "gspo": "the sampler's rounding is as large as the clip range of a sequence's ratio",
         "pg": "this loss has no ratio, so nothing corrects for the sampler",
     }
+    own = [Forbid("train.old_logprobs", "sampler", unfit[options.loss])] if options.loss in unfit else []
     return AlgoNeeds(
         data="prompts",
         roles=(RoleNeed("actor", trainable=True, source=None, idle_steps=idle_steps), *roles),
         min_group_size=min_group_size,
         ratio=options.loss != "pg",
         outputs=(*([Output("entropy")] if options.entropy_coef > 0 else []), *outputs),
-        forbids=(
-            *(Forbid("train.old_logprobs", "sampler", why) for loss, why in unfit.items() if loss == options.loss),
-            *forbids,
-        ),
+        forbids=(*own, *forbids),
     )

@@ -95,15 +95,14 @@ def _pg(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor
     return -advantages * logprobs, []
 
 
-policy_losses: dict[str, PolicyLoss] = {
-    "clip": _clip,
-    "gspo": _gspo,
-    "cispo": _cispo,
-    "sapo": _sapo,
-    "dppo_tv": _dppo_tv,
-    "ratio": _ratio,
-    "pg": _pg,
-}
+def _dro(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, options: PolicyLossOptions) -> Loss:
+    """``−(A·log π − β/2·(log π − log π_old)²)``: the policy gradient with a quadratic penalty in place of a clip, of the form of
+    DRO (arXiv:2405.19107) and of Kimi k1.5 (arXiv:2501.12599, section 2.3.2), per token."""
+    return 0.5 * options.dro_beta * (logprobs - old_logprobs).square() - logprobs * advantages, []
+
+
+_LOSSES: tuple[PolicyLoss, ...] = (_clip, _gspo, _cispo, _sapo, _dppo_tv, _ratio, _pg, _dro)
+policy_losses = {loss.__name__.removeprefix("_"): loss for loss in _LOSSES}  # type: ignore[attr-defined]
 
 
 def policy_loss(outputs: Outputs, batch: Batch, options: PolicyLossOptions) -> list[LossTerm | Metric]:

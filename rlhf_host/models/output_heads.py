@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,16 +85,18 @@ class LanguageHead:
             theirs = (topk.ids.cpu()[line.mask].to(targets.device, non_blocking=True) for topk in others.values())
             columns = [targets.unsqueeze(-1), *theirs]
             targets = torch.cat(columns, -1)
-        if wanted.outputs & {"logprobs", "entropy"}:
+        if wanted.outputs & {"logprobs", "entropy", "collision"}:
             settings: dict[str, Any] = {"with_entropy": "entropy" in wanted.outputs, "entropy_grad": wanted.entropy_grad}
             if head is None:
-                logprobs, entropy = logprobs_of_logits(hidden, targets, wanted.temperature, **settings)
+                compute: Callable[..., tuple[Tensor, Tensor | None]] = partial(logprobs_of_logits, hidden, targets)
             else:
                 settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
                 settings["keep_logits"] = wanted.keep_logits
-                weight, bias = head.linear.weight, head.linear.bias
-                logprobs, entropy = self._compute(hidden, weight, bias, targets, wanted.temperature, **settings)
+                compute = partial(self._compute, hidden, head.linear.weight, head.linear.bias, targets)
+            logprobs, entropy = compute(wanted.temperature, **settings)
             results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
+            if "collision" in wanted.outputs:  # Σ p² = p(y)² / q(y) for any token y, q being p at half the temperature
+                results["collision"] = (2 * logprobs - compute(wanted.temperature / 2, **settings)[0]).exp()
         if others:
             logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
             results["logprobs"] = logprobs.squeeze(-1)
@@ -114,4 +117,4 @@ class LanguageHead:
 
     def nothing(self, outputs: frozenset[str], zeros: Tensor) -> Outputs:
         """Returns the outputs of a pass without rows. ``zeros``: ``[B, T]``."""
-        return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None)
+        return Outputs(logprobs=zeros, entropy=zeros if "entropy" in outputs else None, collision=zeros)

@@ -12,7 +12,7 @@ from rlhf_host.records.episodes import Task, Trajectory
 if TYPE_CHECKING:
     from rlhf_host.protocols.syncs import WeightSource
 
-DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "triple", "unpaired", "stepwise"]
+DataFormat: TypeAlias = Literal["prompts", "prompt_completion", "preference", "triple", "unpaired", "rated", "stepwise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,11 @@ class RoleNeed:
             )
 
 
-What: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy", "logits", "distribution"]
+What: TypeAlias = Literal[
+    "logprobs", "values", "scores", "token_scores", "bootstrap", "entropy", "collision", "logits", "distribution"
+]
 _OWN = ("logprobs", "values", "scores", "token_scores", "entropy", "logits")
-_OF_ROLES = ("logprobs", "values", "bootstrap", "distribution", "entropy")
+_OF_ROLES = ("logprobs", "values", "bootstrap", "distribution", "entropy", "collision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class Output:
 
     Without a role, it belongs to the pass that ``compute_loss`` sees: ``entropy`` (with gradient), ``logits``, ``values``,
     ``scores`` or ``token_scores``. With a role, it is computed over the experience, before advantages: ``logprobs``,
-    ``entropy``, ``values`` or ``bootstrap`` (the value after the last token). The ``distribution`` of a role is in
+    ``entropy``, ``collision`` (the sum of the squared probabilities), ``values`` or ``bootstrap`` (the value after the last token).
+    The ``distribution`` of a role is in
     ``outputs.others[role]`` of the pass. It covers the ``top`` likeliest tokens, or the whole vocabulary; then the role must be in
     the same place as the actor.
 

@@ -144,9 +144,11 @@ class Batch:
     """role → the prompts under which it sees the rows, where a plugin has rewritten them (``rewrite_prompts``)."""
     entropy: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B, T]``: the entropy of its distribution of each token, before the step."""
+    collision: dict[str, Tensor] = field(default_factory=dict)
+    """role → ``[B, T]``: ``Σ p²`` over its distribution of each token, before the step: how likely two draws are equal."""
 
     def __post_init__(self) -> None:
-        for name in ("logprobs", "values", "bootstrap", "distributions", "entropy"):
+        for name in ("logprobs", "values", "bootstrap", "distributions", "entropy", "collision"):
             if (values := getattr(self, name)) is not None:  # as in a part of a batch that is on its way
                 setattr(self, name, OfRoles(f"batch.{name}", name.replace("distributions", "distribution"), values))
 
@@ -264,7 +266,7 @@ class Distribution:
     """``[B, T, k]`` int64: the tokens; None: the whole vocabulary, in order."""
 
 
-RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy"]
+RoleOutput: TypeAlias = Literal["logprobs", "values", "scores", "token_scores", "bootstrap", "entropy", "collision"]
 """Quantities that can be requested of a role over a batch."""
 OF_ROWS = ("scores", "bootstrap")
 """Quantities of shape ``[B]``; the others are ``[B, T]``."""
@@ -281,6 +283,8 @@ class Outputs:
     entropy: Tensor | None = None
     """``[B, T]`` fp32: of the full vocabulary at the same temperature; a loss of it is an error unless a plugin needs
     ``Output("entropy")``."""
+    collision: Tensor | None = None
+    """``[B, T]`` fp32: ``Σ p²`` over the same distribution, of a role."""
     values: Tensor | None = None
     """``[B, T]`` fp32: scalar head at the position that predicts token t."""
     scores: Tensor | None = None

@@ -20,18 +20,18 @@ RESERVED = {*_MEASURED, *(f"correction/{name}" for name in _OF_CORRECTIONS)}
 def actor_metrics(
     outputs: Outputs, batch: Batch, corrections: Corrections | None, *, sampled_now: bool, against_sampler: bool
 ) -> Iterable[Metric]:
-    """Returns the actor's metrics of one micro-batch.
+    """Returns the actor's metrics of one micro-batch: all but the entropy over the tokens in the loss.
 
     Args:
         sampled_now: the weights are still those that sampled, so the mismatch between sampler and trainer can be measured.
         against_sampler: ``old_logprobs`` are the sampler's.
     """
     assert outputs.logprobs is not None
-    mask, logprobs = batch.action_mask, outputs.logprobs.detach()
+    mask, logprobs = batch.loss_mask, outputs.logprobs.detach()
     trainer = logprobs if against_sampler or batch.old_logprobs is None else batch.old_logprobs
     metrics = []
     if sampled_now:
-        sampled = batch.sampled_mask  # some rows may be of another model, or of nobody
+        sampled = batch.sampled_mask & mask  # some rows may be of another model, of nobody, or greedy
         gap = torch.where(sampled, trainer - batch.sampler_logprobs, 0.0)
         metrics += [
             Metric("mismatch/mean", gap.abs(), sampled),
@@ -44,7 +44,7 @@ def actor_metrics(
             Metric("ratio/max_log", torch.where(mask, logprobs - batch.old_logprobs, 0.0).abs(), mask, reduce="max"),
         ]
     if outputs.entropy is not None:
-        metrics.append(Metric("entropy", outputs.entropy.detach(), mask))
+        metrics.append(Metric("entropy", outputs.entropy.detach(), batch.action_mask))
     if corrections is not None:
         weights = corrections.tokens
         metrics += [

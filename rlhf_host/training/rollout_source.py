@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.errors import RunError, blaming
-from rlhf_host.functional.statistics import GroupedEpisodes
+from rlhf_host.functional.statistics import GroupedEpisodes, masked_mean
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.protocols import Trainer
 from rlhf_host.records.episodes import Group
@@ -250,8 +250,7 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
         episodes = GroupedEpisodes(experience.rewards, experience.group_id, experience.episode_id)
         metrics["groups/no_variance"] = float(episodes.constant().double().mean())  # such groups teach nothing
     counts = experience.loss_mask.sum(-1)
-    sums = torch.where(experience.loss_mask, experience.advantages, 0.0).double().sum(-1)
-    means = (sums / counts.clamp(min=1)).tolist()
+    means = masked_mean(experience.advantages.double(), experience.loss_mask, -1).tolist()
     low = torch.where(experience.loss_mask, experience.advantages, torch.inf).amin(-1)
     high = torch.where(experience.loss_mask, experience.advantages, -torch.inf).amax(-1)
     differing, each = (low < high).tolist(), shape.each(experience.advantages)

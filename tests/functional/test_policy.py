@@ -37,6 +37,8 @@ def formula(loss, x, frozen, old, a, sequence_ratio, options):
         return -min(frozen_ratio, options.dppo_max) * a * x if kept else 0.0
     if loss == "ratio":
         return -ratio * a
+    if loss == "dro":
+        return -(a * x - options.dro_beta / 2 * (x - old) ** 2)
     return -a * x
 
 
@@ -98,6 +100,8 @@ def metrics_of(loss, logprobs, old, advantages, **options):
         ("dppo_tv", {"dppo_delta": 0.05, "dppo_max": 2.0}),
         ("ratio", {}),
         ("pg", {}),
+        ("dro", {}),
+        ("dro", {"dro_beta": 2.0}),
     ],
 )
 @pytest.mark.parametrize("spread", [1e-3, 1.0])
@@ -287,7 +291,7 @@ def test_metrics_count_loss_tokens_only():
     batch, logprobs = random_batch()
     for loss in LOSSES:
         metrics = [i for i in F.policy_loss(Outputs(logprobs), batch, F.PolicyLossOptions(loss=loss)) if isinstance(i, Metric)]
-        assert bool(metrics) == (loss not in ("pg", "ratio"))
+        assert bool(metrics) == (loss not in ("pg", "ratio", "dro"))
         assert all(metric.mask is batch.loss_mask and not metric.values.requires_grad for metric in metrics)
 
 

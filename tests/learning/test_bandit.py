@@ -31,6 +31,8 @@ from rlhf_host.plugins.selection import build, find, load
 from rlhf_host.training.run import train
 
 STEPS = 16
+FEW = ("a2po",)
+"""One of a prompt's answers is the policy's, too few for these means; benchmarks/preferences.py shows that it learns."""
 
 
 def online_algorithms() -> dict[str, Needs]:
@@ -38,7 +40,9 @@ def online_algorithms() -> dict[str, Needs]:
     found = {info.name: build(info, {}).needs() for info in discover() if info.kind == "algo" and info.status == "ok"}
     learning = {name: needs for name, needs in sorted(found.items()) if needs.data == "prompts" and needs.rewards}
     # The policy as its own teacher learns from texts of its own, which say nothing here.
-    return {name: needs for name, needs in learning.items() if not any(role.follows for role in needs.roles)}
+    return {
+        name: needs for name, needs in learning.items() if name not in FEW and not any(role.follows for role in needs.roles)
+    }
 
 
 ALGORITHMS = online_algorithms()

@@ -1,4 +1,4 @@
-"""GMPO, LUSPO, VESPO and OPO against verl and TRL; MaxRL and GiGPO against loops in float64."""
+"""GMPO, LUSPO, VESPO, OPO, OTB and ReMax against verl and TRL; MaxRL and GiGPO against loops in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
-from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, VESPO, GiGPO, MaxRL
+from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, OTB, VESPO, GiGPO, MaxRL
+from rlhf_plugin_remax import ReMax
 
 from rlhf_host import Outputs, Segment, Task, Trajectory
 
@@ -67,6 +68,38 @@ def test_luspo_is_trls(make_case, same, trl, spread):
 def test_vespo_is_trls(make_case, same, trl, spread):
     case = make_case(spread=spread, per_token=False)
     same(of(case, VESPO), trl.loss(case, loss_type="vespo"), case.logprobs)
+
+
+@pytest.mark.parametrize("zero_tail", [False, True])
+@pytest.mark.parametrize("observations", [False, True])
+def test_otb_is_verls_for_one_turn_and_for_several(make_case, verl, zero_tail, observations):
+    """verl has a function for each; with observations the second packs action tokens as we do."""
+    case = make_case((5, 7, 3, 6, 4, 9), observations=observations)
+    batch, chances = case.batch, case.old.exp()
+    collision = chances**2 + 0.4 * (1 - chances) ** 2
+    batch.logprobs["actor"] = case.old.masked_fill(~case.mask, float("nan"))
+    batch.collision["actor"] = collision.masked_fill(~case.mask, float("nan"))
+    function = verl.core.compute_optimal_token_baseline_advantage
+    if observations:
+        function = verl.core.compute_multi_turn_optimal_token_baseline_advantage
+    theirs = function(
+        case.token_rewards, case.mask.double(), batch.group_id.numpy(), case.old, collision, handle_zero_tail=zero_tail
+    )[0]
+    found = OTB(OTB.Options(zero_tail=zero_tail)).compute_advantages(batch).advantages
+    torch.testing.assert_close(found, theirs.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_remax_is_verls(make_case, verl):
+    """verl gives the rewards of greedy answers apart, and leaves out none of its rows."""
+    case = make_case((5, 7, 3, 6, 4, 9))
+    batch = case.batch
+    first = {group: batch.group_id.tolist().index(group) for group in batch.group_id.tolist()}
+    greedy = torch.zeros(len(batch), dtype=torch.bool).index_fill(0, torch.tensor(list(first.values())), True)
+    batch.columns["greedy"] = greedy.float()
+    baselines = torch.stack([batch.rewards[first[group]] for group in batch.group_id.tolist()]).double()
+    theirs = verl.core.compute_remax_outcome_advantage(case.token_rewards, baselines, case.mask.double())[0]
+    found = ReMax(ReMax.Options()).compute_advantages(batch).advantages
+    torch.testing.assert_close(found[~greedy], theirs[~greedy].float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [(5, 7, 3, 6, 4, 7), (1, 1, 9, 2, 2, 2)])

@@ -6,16 +6,20 @@ from pathlib import Path
 import pytest
 from rlhf_plugin_distill import SDPO, Distill, OnPolicyDistill
 from rlhf_plugin_dpo import CDPO, CPO, DPO, IPO, TPO
-from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, VESPO, GiGPO, MaxRL
+from rlhf_plugin_group_methods import GMPO, LUSPO, OPO, OTB, VESPO, GiGPO, MaxRL
 from rlhf_plugin_grpo import GDPO, GRPO, DrGRPO
 from rlhf_plugin_kto import KTO
+from rlhf_plugin_kto.dro import DRO
 from rlhf_plugin_off_policy import TIS, IcePop, OffPolicyMask, SequenceMask, SequenceTruncate
 from rlhf_plugin_off_policy.m2po import M2PO
 from rlhf_plugin_online_dpo import OnlineDPO
+from rlhf_plugin_online_dpo.a2po import A2PO
 from rlhf_plugin_online_dpo.rivals import XPO, NashMD
+from rlhf_plugin_online_dpo.spin import SPIN
 from rlhf_plugin_ppo import PPO
 from rlhf_plugin_raft import RAFT
 from rlhf_plugin_reinforce_pp import ReinforcePP, ReinforcePPBaseline
+from rlhf_plugin_remax import ReMax
 from rlhf_plugin_reward_model_training import ProcessRewardModel, RewardModel
 from rlhf_plugin_rloo import RLOO
 from rlhf_plugin_sft import SFT
@@ -39,6 +43,7 @@ PLUGINS = {
     "cpo": CPO,
     "tpo": TPO,
     "kto": KTO,
+    "dro_v": DRO,
     "rm": RewardModel,
     "prm": ProcessRewardModel,
     "distill": Distill,
@@ -46,11 +51,15 @@ PLUGINS = {
     "sdpo": SDPO,
     "maxrl": MaxRL,
     "opo": OPO,
+    "otb": OTB,
+    "remax": ReMax,
     "gigpo": GiGPO,
     "raft": RAFT,
     "online_dpo": OnlineDPO,
     "xpo": XPO,
     "nash_md": NashMD,
+    "spin": SPIN,
+    "a2po": A2PO,
     "tis": TIS,
     "icepop": IcePop,
     "sequence_truncate": SequenceTruncate,

@@ -116,6 +116,20 @@ def test_entropy_is_computed_of_the_actor_and_where_a_plugin_asks(tiny_model, as
     assert "entropy" in update.metrics.result()
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_collision_of_a_role_is_the_sum_of_its_squared_probabilities(tiny_model, temperature):
+    model, data = AutoModelForCausalLM.from_pretrained(tiny_model), batch()
+    data.temperature = temperature
+    found = worker_for(model, manager(Policy())).outputs("actor", "collision", data)
+    for row, prompt in enumerate(data.prompt_ids):
+        ids = data.completion_ids[row][data.completion_mask[row]].tolist()
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        wanted = (logits.double() / temperature).softmax(-1).square().sum(-1)
+        torch.testing.assert_close(found[row][: len(ids)].double(), wanted, rtol=1e-4, atol=1e-6)
+        assert not found[row][len(ids) :].any()
+
+
 def close(found, expected):
     return float((found - expected).norm() / expected.norm()) < 1e-5
 

@@ -187,10 +187,6 @@ def rlhf(*arguments, code=0):
     return done.output
 
 
-def trajectories(run, step):
-    return [json.loads(line) for line in (run / f"trajectories/step-{step:06}.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("name", ["xpo", "nash_md"])
 def test_a_run_trains_on_answers_of_two_models(flags, name, tmp_path):
     rlhf(*flags, "--algo", name, "--agent", name)

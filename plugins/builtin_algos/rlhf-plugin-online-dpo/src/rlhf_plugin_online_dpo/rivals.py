@@ -55,7 +55,7 @@ class BesideReference:
     async def agent_run(self, episode: Episode, policy: Policy) -> list[Trajectory]:
         """Samples one answer. Evaluations have the policy's answers alone."""
         prompt = episode.task.prompt_ids or ()
-        if episode.split == "eval" or episode.sample % 2 == 0:
+        if episode.split == "eval" or self.is_own(episode.sample):
             await policy.generate(prompt)
             return policy.trajectories()
         answer = await policy.role(RIVAL).generate(prompt)
@@ -63,6 +63,10 @@ class BesideReference:
         segments = [Segment("prompt", prompt, images=episode.task.images), action]
         ids = episode.episode_id, episode.group_id
         return [Trajectory(*ids, episode.task, segments, answer.finish_reason, sample=episode.sample)]
+
+    def is_own(self, sample: int) -> bool:
+        """Returns True for the answers of a prompt that are the policy's."""
+        return sample % 2 == 0
 
 
 class MixtureOptions(BaseModel):
@@ -83,10 +87,15 @@ class BesideMixture(BesideReference):
         self.mixture = options.mixture
 
 
+def check_agent(config: Mapping[str, Any], agent: str, whose: str) -> None:
+    """Raises ``UserError`` for a run without the agent that samples the other model's answers."""
+    if config.get("from_trajectories") is None and config["agent"]["name"] != agent:
+        raise UserError(f"{whose}, which the agent {agent} samples: add --agent {agent}")
+
+
 def check_rivals(config: Mapping[str, Any], agent: str) -> None:
     """Raises ``UserError`` for a run without the agent that samples the other model's answers, or with an odd ``rollout.n``."""
-    if config.get("from_trajectories") is None and config["agent"]["name"] != agent:
-        raise UserError(f"every second answer is another model's, which the agent {agent} samples: add --agent {agent}")
+    check_agent(config, agent, "every second answer is another model's")
     if (n := config["rollout"]["n"]) % 2:
         raise UserError(f"half of a prompt's answers are another model's, and rollout.n is {n}: take an even number")
 

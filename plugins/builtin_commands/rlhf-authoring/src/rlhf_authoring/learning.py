@@ -190,6 +190,8 @@ def _rows(data: str, wanted: str) -> list[dict[str, Any]]:
             rows.append({"prompt": prompt, "chosen": text(wanted), "rejected": text(OTHERS), "reference": text(wanted)})
         elif data == "unpaired":
             rows.append({"prompt": prompt, "completion": text(wanted if good else OTHERS), "label": good})
+        elif data == "rated":
+            rows.append({"prompt": prompt, "completion": text(wanted if good else OTHERS), "reward": float(good)})
         else:
             raise NotShown(f"does not apply to algorithms that train on {data} rows")
     return rows

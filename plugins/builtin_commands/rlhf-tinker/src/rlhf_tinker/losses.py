@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlhf_host import Batch, LossTerm, Needs, Output, Outputs, RoleNeed, hookimpl
+from rlhf_host.functional import PolicyLossOptions, policy_losses
 
 ROW = "tinker_row"
 """Column of a row's number among the data of its request."""
@@ -37,8 +38,9 @@ def cispo(logprobs: Tensor, inputs: Inputs, config: Mapping[str, float]) -> Tens
 
 
 def dro(logprobs: Tensor, inputs: Inputs, config: Mapping[str, float]) -> Tensor:
-    distance = (logprobs - inputs["logprobs"]).square()
-    return -(logprobs * inputs["advantages"] - 0.5 * config["beta"] * distance)
+    options = PolicyLossOptions.model_construct(dro_beta=config["beta"])  # of any sign, as the request has it
+    everywhere = torch.ones_like(logprobs, dtype=torch.bool)
+    return policy_losses["dro"](logprobs, inputs["logprobs"], inputs["advantages"], everywhere, options)[0]
 
 
 def gspo(logprobs: Tensor, inputs: Inputs, config: Mapping[str, float]) -> Tensor:

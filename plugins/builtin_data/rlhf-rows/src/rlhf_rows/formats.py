@@ -34,6 +34,8 @@ from rlhf_rows.values import Text
 from rlhf_rows.weights import refuse_weights
 
 PAIRS = ("preference", "unpaired")
+SINGLE = ("unpaired", "rated")
+"""Kinds of answers that are judged one by one: good or bad, which is also 1 or 0."""
 QUESTIONS = ("question", "instruction", "input", "query", "problem")
 """Columns that other projects use for the prompts of pairs."""
 
@@ -147,14 +149,14 @@ FORMATS = (
     Format(
         "unpaired",
         "prompt, completion, label",
-        ("unpaired",),
+        SINGLE,
         lambda row: _has(row, "prompt", "completion", "label"),
         read_unpaired,
     ),
     Format(
         "kto_tag",
         "messages, kto_tag",
-        ("unpaired",),
+        SINGLE,
         lambda row: _has(row, "kto_tag") and (_has(row, "messages") or _has(row, "conversations")),
         read_kto_tag,
     ),
@@ -197,7 +199,7 @@ FORMATS = (
     Format(
         "generated",
         "prompt, completion, reward",
-        ("prompt_completion",),
+        ("prompt_completion", "rated"),
         lambda row: _has(row, "prompt", "completion", "reward"),
         read_generated,
     ),

@@ -45,7 +45,7 @@ def read_rows(
     tokenizer: Any,
     path: str,
     *,
-    kind: Literal["prompt_completion", "preference", "triple", "unpaired", "stepwise"] = "prompt_completion",
+    kind: Literal["prompt_completion", "preference", "triple", "unpaired", "rated", "stepwise"] = "prompt_completion",
     needed_by: str = "a plugin",
 ) -> GivenRows:
     """Returns the rows of a data set, rendered and tokenised as the run does it, in file order.

@@ -90,6 +90,8 @@ def make_batch(subject: Subject, groups: Sequence[Group]) -> Experience:
             batch.values[role] = noise(batch, salt)
         elif what == "entropy":
             batch.entropy[role] = noise(batch, salt).abs()
+        elif what == "collision":
+            batch.collision[role] = noise(batch, salt).sigmoid()
         elif what == "bootstrap":
             batch.bootstrap[role] = noise(batch, salt)[:, 0].clone()
     return batch

@@ -34,7 +34,7 @@ def make_units(data: str, count: int = 5, *, longest: int = 6) -> list[Group]:
         judged = [{"label": label, "margin": margin} for label in (1.0, 0.0)]
         columns = {"preference": judged, "triple": [*judged, {"gold": 1.0}]}.get(data)
         if columns is None:
-            columns = [{"label": float(number % 2 == 0)} if data == "unpaired" else {}]
+            columns = [{"unpaired": {"label": float(number % 2 == 0)}, "rated": {"reward": 2.0 + number % 3}}.get(data, {})]
         rows = []
         for place, own in enumerate(columns):
             length = 1 + (3 * number + 2 * place + 1) % longest

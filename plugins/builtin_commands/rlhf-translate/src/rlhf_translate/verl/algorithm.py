@@ -16,6 +16,7 @@ _ESTIMATORS = {
     "grpo_vectorized": "grpo",
     "gdpo": "gdpo",
     "opo": "opo",
+    "optimal_token_baseline": "otb",
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "reinforce_plus_plus": "reinforce_pp",
