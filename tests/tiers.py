@@ -298,6 +298,7 @@ SLOW = {
     "plugins/builtin_tasks/rlhf-plugin-reasoning-gym/tests/test_reasoning_gym.py": (
         "get_harder_resumes",
         "a run with levels, stopped and resumed",
+    ),
     "plugins/builtin_algos/rlhf-plugin-remax/tests/test_runs.py": (
         r"likeliest.*\[more1\]|saved_answers",
         "runs with greedy answers, over two updates and of saved answers; one at every change",

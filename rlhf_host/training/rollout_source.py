@@ -249,13 +249,12 @@ def add_advantages(experience: Experience, manager: PluginManager, needs: Needs)
     if needs.min_group_size > 1:  # to others a group is nothing
         episodes = GroupedEpisodes(experience.rewards, experience.group_id, experience.episode_id)
         metrics["groups/no_variance"] = float(episodes.constant().double().mean())  # such groups teach nothing
-    counts = experience.loss_mask.sum(-1)
+    counts = experience.loss_mask.sum(-1).tolist()
     means = masked_mean(experience.advantages.double(), experience.loss_mask, -1).tolist()
     low = torch.where(experience.loss_mask, experience.advantages, torch.inf).amin(-1)
     high = torch.where(experience.loss_mask, experience.advantages, -torch.inf).amax(-1)
-    differing, each = (low < high).tolist(), shape.each(experience.advantages)
-    rows = zip(experience.trajectories, means, counts.tolist(), differing, each, strict=True)
-    for trajectory, mean, count, differ, own in rows:
+    rows = zip(means, counts, (low < high).tolist(), shape.each(experience.advantages), strict=True)
+    for trajectory, (mean, count, differ, own) in zip(experience.trajectories, rows, strict=True):
         trajectory.advantage = mean if count else None
         if differ:
             trajectory.advantages = own  # type: ignore[assignment]
