@@ -36,7 +36,7 @@ SETTINGS = {
     "online_dpo": ("--algo", "online_dpo", *ONLINE, "--lr", "3e-4"),
     "xpo": ("--algo", "xpo", "--agent", "xpo", *ONLINE, "--lr", "3e-4"),
     "nash_md": ("--algo", "nash_md", "--agent", "nash_md", "--algo.preference", "order", *ONLINE, "--lr", "2e-4"),
-    "spin": ("--algo", "spin", "--agent", "spin", *ONLINE, "--lr", "2e-5"),
+    "spin": ("--algo", "spin", "--agent", "spin", "--algo.nll-coef", "1", *ONLINE, "--lr", "3e-4"),
     "a2po": ("--algo", "a2po", "--agent", "a2po", "--algo.beta", "0.1", *ONLINE, "--lr", "3e-4"),
 }
 QUIET = ("--checkpoint.every", "0", "--trajectories.every", "0", "--trajectories.show", "0", "--train.threads", "1")
