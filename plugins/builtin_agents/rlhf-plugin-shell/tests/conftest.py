@@ -1,7 +1,11 @@
 """Episodes in a shell with a policy that says what a test says."""
 
 import asyncio
+import json
+import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from rlhf_authoring import ScriptedEngine
@@ -30,6 +34,53 @@ class Played:
         return last
 
 
+class StandIn:
+    """The stand-in for ``docker``, first in the path.
+
+    Attributes:
+        place: its folder.
+    """
+
+    def __init__(self, place):
+        self.place = place
+        for name in ("bin", "registry", "faults"):
+            (place / name).mkdir()
+        script = f'#!/bin/sh\nexec "{sys.executable}" -I -S "{Path(__file__).parent / "stand_in_docker.py"}" "$@"\n'
+        for name in ("docker", "podman"):
+            (place / "bin" / name).write_text(script)
+            (place / "bin" / name).chmod(0o755)
+        self.offer("debian:12")
+
+    def offer(self, name, **config):
+        """Makes an image that can be pulled."""
+        (self.place / "registry" / f"{name}.json").write_text(json.dumps(config))
+
+    def fail(self, command, times):
+        (self.place / "faults" / command).write_text(str(times))
+
+    def there(self, kind="containers"):
+        return [path.parent.name for path in self.place.glob(f"{kind}/*/about.json")]
+
+    def about(self, name, kind="containers"):
+        return json.loads((self.place / kind / name / "about.json").read_text())
+
+    @property
+    def calls(self):
+        return [json.loads(line) for line in (self.place / "calls.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def docker(monkeypatch):
+    """A ``StandIn``, which has no containers, networks and volumes in the end."""
+    with tempfile.TemporaryDirectory(prefix="rlhf-test-docker-") as folder:
+        os.chmod(folder, 0o755)
+        made = StandIn(Path(folder))
+        monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+        monkeypatch.setenv("DOCKER_STAND_IN", folder)
+        yield made
+        assert [made.there(kind) for kind in ("containers", "networks", "volumes")] == [[], [], []]
+
+
 @pytest.fixture
 def play():
     """Plays a task: ``says`` is a list of answers, or a function of the text so far. Returns ``Played``."""
@@ -55,6 +106,7 @@ def play():
                 [row] = await Episodes(manager, model, settings).play(episode)
                 return Played(row, episode, tokenizer)
             finally:
+                await agent.sandboxes.close()
                 manager.close()
 
         return asyncio.run(main())

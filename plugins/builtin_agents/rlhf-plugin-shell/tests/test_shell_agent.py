@@ -287,7 +287,7 @@ def test_a_report_that_counts_only_if_it_is_written():
 
 def test_a_machine_that_cannot_contain_is_refused(place):
     with pytest.raises(UserError, match="shell cannot contain programs on this machine"):
-        asyncio.run(ShellAgent(ShellAgent.Options(python="/nowhere/python")).level())
+        asyncio.run(ShellAgent(ShellAgent.Options(python="/nowhere/python")).sandboxes.start())
 
 
 def test_two_steps_of_training(tmp_path):

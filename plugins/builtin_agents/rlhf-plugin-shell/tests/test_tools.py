@@ -14,7 +14,7 @@ SOME = ("make", "node", "python multiprocessing", "git", "sqlite3")
 def agent(request):
     """An agent whose shells are at a level that this machine has."""
     made = ShellAgent(ShellAgent.Options())
-    made._level = request.param
+    made.sandboxes._level = request.param
     try:
         asyncio.run(asyncio.wait_for(_opened(made), 60))
     except JailFailed as failure:
@@ -53,4 +53,4 @@ def test_a_tool_that_fails_and_one_that_is_not_there_are_named(agent, monkeypatc
     told = asyncio.run(tools.outcomes(agent))
     assert told["sed"] == "ended, exit code 0: a"
     assert told["no-such-tool"] == "not installed"
-    assert told["awk"] == ("ended, exit code 3: " if agent._level == "A" else "needs a file system of its own")
+    assert told["awk"] == ("ended, exit code 3: " if agent.sandboxes._level == "A" else "needs a file system of its own")

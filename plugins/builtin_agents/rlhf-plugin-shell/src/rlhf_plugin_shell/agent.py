@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-from rlhf_plugin_code_exec.containment import Level, shell_level
-from rlhf_plugin_code_exec.interpreters import reachable_python
-from rlhf_plugin_code_exec.shells import JailFailed, Ran, Shell, ShellLimits, home, limits_within
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhf_host import (
     AgentNeeds,
@@ -30,6 +26,7 @@ from rlhf_host import (
 )
 from rlhf_plugin_shell.commands import HINTS, SCHEMA, TOOL, Asked, Format, commands
 from rlhf_plugin_shell.outputs import shortened, told
+from rlhf_plugin_shell.sandboxes import Ran, Sandbox, Sandboxes, SandboxFailed, ShellLimits, kind_named, options_of
 from rlhf_plugin_shell.verdicts import REPORTS, Verdict, verdict
 from rlhf_plugin_shell.work import TESTS, Work, work_of
 
@@ -37,10 +34,12 @@ LOGGED = 4000
 """Maximum characters of an output in the log of trajectories."""
 MOST_CALLS = 16
 """Commands of one answer that are run."""
+CONTAINED = "contained"
+"""The sandbox with this machine's programs."""
 
 
 class ShellAgent:
-    """The policy works in a contained shell; the tests of the task's row give the reward."""
+    """The policy works in a shell, contained or in a container; the tests of the task's row give the reward."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")
@@ -70,12 +69,32 @@ class ShellAgent:
         python: str | None = Field(
             None, description="interpreter that commands may read, with its packages; default: as code_exec"
         )
+        sandbox: str = Field(
+            CONTAINED,
+            description="where commands run. contained: a shell of this machine; docker, podman: containers; e2b: machines of a"
+            " service",
+        )
+        sandbox_options: dict[str, Any] = Field(default_factory=dict, description="options of the sandbox")
+
+        @model_validator(mode="after")
+        def _sandbox_is_known(self) -> ShellAgent.Options:
+            self.sandbox_given()
+            return self
+
+        def sandbox_given(self) -> tuple[type[Sandboxes], BaseModel]:
+            """Returns the kind of sandboxes, and its options. Raises ``ValueError``."""
+            kind, given = kind_named(self.sandbox), dict(self.sandbox_options)
+            for name in ("trust", "python"):
+                if value := getattr(self, name):
+                    if self.sandbox != CONTAINED:
+                        raise ValueError(f"{name} is for --agent.sandbox {CONTAINED}")
+                    given.setdefault(name, value)
+            return kind, options_of(kind, self.sandbox, given)
 
     def __init__(self, options: Options):
         self.options = options
         self.format: Format = "fence" if options.format == "auto" else options.format
-        self.python = options.python or reachable_python()
-        self.limits = ShellLimits(
+        limits = ShellLimits(
             options.cpu_s,
             options.memory_mb << 20,
             options.processes,
@@ -84,7 +103,10 @@ class ShellAgent:
             options.disk_mb << 20,
             cpus=os.cpu_count() or 1,
         )
-        self._level: Level | None = None
+        kind, given = options.sandbox_given()
+        self.sandboxes: Sandboxes = kind(given, limits)
+        self._works: dict[str, Work] = {}
+        """One task for each environment that is known before the run."""
 
     @hookimpl
     def needs(self) -> AgentNeeds:
@@ -97,12 +119,12 @@ class ShellAgent:
             template = str(getattr(context.tokenizer, "chat_template", None) or "")
             native = not data.get("template") and "tools" in template and "tool_calls" in template
             self.format = "native" if native else "fence"
-        await self.level()
+        await self.sandboxes.start()
+        await self.sandboxes.prepare(list(self._works.values()))
 
-    async def level(self) -> Level:
-        """Returns the level at which commands are contained. Raises ``UserError`` if this machine has none."""
-        self._level = self._level or await shell_level("shell", self.python, trust=self.options.trust)
-        return self._level
+    @hookimpl
+    async def run_finished(self, outcome: object) -> None:
+        await self.sandboxes.close()
 
     @hookimpl
     def check_labels(self, tasks: Sequence[Task]) -> dict[int, str]:
@@ -124,6 +146,9 @@ class ShellAgent:
             return "it has no tests: a column tests, with a command or a script; or --agent.rewards false, with a --reward"
         if not self.options.rewards and work.tests:
             return "it has tests, which --agent.rewards false does not run: leave them unread (data.ignore tests)"
+        if reason := self.sandboxes.misfit(work):
+            return reason
+        self._works.setdefault(work.environment, replace(work, files={}, tests={}))
         return ""
 
     @hookimpl
@@ -135,7 +160,7 @@ class ShellAgent:
         try:
             counts = await self._converse(episode, policy, shell, work)
             judged = await self.judged(shell, work) if self.options.rewards else None
-        except JailFailed as failure:
+        except SandboxFailed as failure:
             raise EpisodeFailed(f"the shell: {failure}", retryable=True) from failure
         finally:
             await shell.close()
@@ -151,26 +176,15 @@ class ShellAgent:
             episode.log("tests", reward=result.reward, code=ended.code, output=output, problem=result.problem, s=ended.seconds)
         return rows
 
-    async def opened(self, work: Work) -> Shell:
+    async def opened(self, work: Work) -> Sandbox:
         """Returns a shell with the files of a task, after its setup. Raises ``EpisodeFailed`` if there is none, or the setup
         fails.
         """
-        level = await self.level()
-        own = level == "A"
-        if work.folder and not own:
-            raise EpisodeFailed(
-                f"the task's scripts need the paths {work.folder}, /tests and /logs, and this machine allows no file system of its"
-                " own to a shell (user namespaces)"
-            )
-        cpus = None if work.cpus is None else math.ceil(work.cpus)
-        limits = limits_within(self.limits, memory=_bytes(work.memory_mb), disk=_bytes(work.disk_mb), cpus=cpus)
         try:
-            folder = work.folder or await asyncio.to_thread(home, self.python)
-        except OSError as error:
-            raise EpisodeFailed(f"the shell: {error}") from error
-        shell = Shell(self.python, limits, level, folder if own else "")
+            shell = await self.sandboxes.open(work)
+        except SandboxFailed as failure:
+            raise EpisodeFailed(f"the shell: {failure}", retryable=True) from failure
         try:
-            await shell.open()
             if work.files:
                 await shell.put(work.files)
             if work.setup:
@@ -178,7 +192,7 @@ class ShellAgent:
                 ran = await shell.run(work.setup, seconds, variables=work.variables)
                 if ran.why != "ended" or ran.code != 0:
                     raise EpisodeFailed(f"the task's setup: {told(ran, seconds, 1000)}")
-        except JailFailed as failure:
+        except SandboxFailed as failure:
             await shell.close()
             raise EpisodeFailed(f"the shell: {failure}", retryable=True) from failure
         except BaseException:
@@ -186,8 +200,8 @@ class ShellAgent:
             raise
         return shell
 
-    async def judged(self, shell: Shell, work: Work) -> tuple[Ran, Verdict]:
-        """Runs the tests, which see what the commands left as files, and nothing else of them. Raises ``JailFailed``."""
+    async def judged(self, shell: Sandbox, work: Work) -> tuple[Ran, Verdict]:
+        """Runs the tests, which see what the commands left as files, and nothing else of them. Raises ``SandboxFailed``."""
         await shell.put(work.tests, "tests")
         await shell.logs(("verifier", "agent", "artifacts"))
         seconds = min(self.options.tests_timeout_s, work.tests_s or self.options.tests_timeout_s)
@@ -197,7 +211,7 @@ class ShellAgent:
         reports = {name: await shell.read(f"logs/verifier/{name}") for name in REPORTS}
         return ran, verdict(ran, reports, work.only_reported)
 
-    async def _converse(self, episode: Episode, policy: Policy, shell: Shell, work: Work) -> Counter[str]:
+    async def _converse(self, episode: Episode, policy: Policy, shell: Sandbox, work: Work) -> Counter[str]:
         counts: Counter[str] = Counter()
         messages = self._first(episode.task.prompt)
         tools = [SCHEMA] if self.format == "native" else None
@@ -227,7 +241,9 @@ class ShellAgent:
                 break
         return counts
 
-    async def _ran(self, asked: Asked, episode: Episode, shell: Shell, work: Work, seconds: float, counts: Counter[str]) -> str:
+    async def _ran(
+        self, asked: Asked, episode: Episode, shell: Sandbox, work: Work, seconds: float, counts: Counter[str]
+    ) -> str:
         if asked.problem:
             counts["malformed"] += 1
             return f"Error: {asked.problem}"
@@ -278,7 +294,3 @@ class ShellAgent:
         row.score = result.reward if 0.0 <= result.reward <= 1.0 else None
         row.metrics |= {"shell/tests_ended": float(ran.why != "ended"), "shell/tests_unread": float(bool(result.problem))}
         row.metrics |= {f"shell/{name}": value for name, value in result.parts.items() if name != "reward"}
-
-
-def _bytes(megabytes: int | None) -> int | None:
-    return None if megabytes is None else megabytes << 20

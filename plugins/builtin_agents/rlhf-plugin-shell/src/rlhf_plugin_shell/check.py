@@ -1,6 +1,7 @@
 """Checks tasks in directories: the reward of each one's own solution is 1, and that of no work is less.
 
     python -m rlhf_plugin_shell.check DIRECTORY [--environment host]
+    python -m rlhf_plugin_shell.check DIRECTORY --environment container [--sandbox podman] [--network]
 
 The exit code is 1 if a task fails this, or cannot be played here.
 """
@@ -11,22 +12,21 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import Literal
-
-from rlhf_plugin_code_exec.shells import JailFailed, Ran
+from typing import get_args
 
 from rlhf_host import EpisodeFailed, UserError
 from rlhf_plugin_shell.agent import ShellAgent
-from rlhf_plugin_shell.directory import SOLVE, in_one_line, instruction_in, solution_in, work_in
+from rlhf_plugin_shell.directory import SOLVE, Place, in_one_line, instruction_in, solution_in, work_in
 from rlhf_plugin_shell.harbor import task_folders
 from rlhf_plugin_shell.outputs import told
+from rlhf_plugin_shell.sandboxes import Ran, SandboxFailed
 from rlhf_plugin_shell.verdicts import Verdict
 
 DEADLINE_S = 600.0
 """Seconds for a task's solution, and most for its setup and its tests."""
 
 
-async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plain", "host"]) -> str:
+async def problem_of(agent: ShellAgent, folder: Path, environment: Place) -> str:
     """Returns what is wrong with a task, or nothing."""
     try:
         instruction_in(folder)
@@ -34,6 +34,8 @@ async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plai
         files, variables = solution_in(folder)
     except (ValueError, OSError) as error:
         return f"not played: {in_one_line(error)}"
+    if reason := agent.sandboxes.misfit(work):
+        return f"not played: {reason}"
     work_s, tests_s = work.seconds or DEADLINE_S, min(work.tests_s or DEADLINE_S, agent.options.tests_timeout_s)
 
     async def played(solved: bool) -> tuple[Ran | None, Ran, Verdict]:
@@ -51,7 +53,7 @@ async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plai
     try:
         solving, tests, solved = await played(True)
         _, _, idle = await played(False)
-    except (EpisodeFailed, JailFailed) as failure:
+    except (EpisodeFailed, SandboxFailed) as failure:
         return f"not played: {failure}"
     if solved.reward != 1.0:
         lines = [f"its solution gets {solved.reward:g}" + (f": {solved.problem}" if solved.problem else "")]
@@ -62,22 +64,31 @@ async def problem_of(agent: ShellAgent, folder: Path, environment: Literal["plai
     return ""
 
 
-async def check(path: str, environment: Literal["plain", "host"], agent: ShellAgent) -> int:
+async def check(path: str, environment: Place, agent: ShellAgent) -> int:
     """Checks all tasks, and prints a line for each. Returns how many fail. Raises ``UserError``."""
     failed = 0
-    for folder in task_folders(path, "DIRECTORY"):
-        problem = await problem_of(agent, folder, environment)
-        print(f"{folder.name}: {problem or 'good'}")
-        failed += bool(problem)
+    try:
+        for folder in task_folders(path, "DIRECTORY"):
+            problem = await problem_of(agent, folder, environment)
+            print(f"{folder.name}: {problem or 'good'}")
+            failed += bool(problem)
+    finally:
+        await agent.sandboxes.close()
     return failed
 
 
 def main() -> None:
     about = argparse.ArgumentParser(prog="python -m rlhf_plugin_shell.check", description="Checks tasks in Harbor's format.")
     about.add_argument("directory")
-    about.add_argument("--environment", choices=["plain", "host"], default="plain")
+    about.add_argument("--environment", choices=get_args(Place), default="plain")
+    about.add_argument("--sandbox", default="docker", help="for container: where tasks are played")
+    about.add_argument("--network", action="store_true", help="for container: tasks that ask for a network have one")
     given = about.parse_args()
-    options = ShellAgent.Options(tests_timeout_s=DEADLINE_S, setup_timeout_s=DEADLINE_S)
+    limits = {"tests_timeout_s": DEADLINE_S, "setup_timeout_s": DEADLINE_S}
+    if given.environment == "container":
+        options = ShellAgent.Options(sandbox=given.sandbox, sandbox_options={"network": given.network}, **limits)
+    else:
+        options = ShellAgent.Options(**limits)
     try:
         sys.exit(1 if asyncio.run(check(given.directory, given.environment, ShellAgent(options))) else 0)
     except UserError as error:

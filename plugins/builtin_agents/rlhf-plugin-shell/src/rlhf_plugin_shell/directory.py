@@ -12,17 +12,20 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlhf_plugin_code_exec.shells import LONGEST_COMMAND, File
 
+from rlhf_plugin_shell.compose import MAIN, read_compose
 from rlhf_plugin_shell.dockerfile import NAME, Built, Unsupported, check_folder, read_dockerfile
 from rlhf_plugin_shell.work import MOST_PARTS, TESTS, Work
 
-Place = Literal["plain", "host"]
+Place = Literal["plain", "host", "container"]
 SOLVE = "solve.sh"
 IGNORE = ".harborignore"
+COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 MOST_BYTES = 64 << 20
 """Most bytes of the files of a folder, and of all that COPY puts somewhere."""
 MOST_TEXT = 256 << 10
@@ -63,7 +66,7 @@ def read_directory(given: Any) -> Work:
     place = given if isinstance(given, Mapping) else {"path": given}
     path, environment = place.get("path"), place.get("environment", "plain")
     if not isinstance(path, str) or environment not in get_args(Place):
-        raise ValueError(f'harbor is {given!r}; give a path, or {{"path": ..., "environment": "plain" or "host"}}')
+        raise ValueError(f'harbor is {given!r}; give a path, or {{"path": ..., "environment": "plain", "host" or "container"}}')
     return work_in(Path(path), environment)
 
 
@@ -80,15 +83,25 @@ def work_in(folder: Path, environment: Place) -> Work:
 
     Args:
         environment: ``plain``: refuse base images with programs of their own, and commands that build an image; ``host``: use
-            this machine's programs, and run these commands in the task's shell.
+            this machine's programs, and run these commands in the task's shell; ``container``: leave all of this to an image.
 
     Raises ``ValueError`` and ``OSError``.
     """
     settings = read_settings(folder, environment)
     own = settings.get("environment", {})
+    workdir = str(own.get("workdir") or "")
+    if environment == "container":
+        if workdir and (not posixpath.isabs(workdir) or not workdir.isprintable()):
+            raise Unsupported(f"the working folder is {workdir}; it is an absolute path, such as /app (environment.workdir)")
+        return replace(_work(folder, settings, workdir, Built()), **_image(folder, own, settings))
     built = _built(folder, own, environment)
-    workdir = str(own.get("workdir") or built.folder)
+    workdir = workdir or built.folder
     check_folder(workdir)
+    return replace(_work(folder, settings, workdir, built), files=_copied(folder / "environment", built, workdir))
+
+
+def _work(folder: Path, settings: Mapping[str, Any], workdir: str, built: Built) -> Work:
+    own = settings.get("environment", {})
     tests = files_in(folder / "tests")
     if TESTS not in tests:
         raise Unsupported(f"tests/{TESTS} is missing")
@@ -101,7 +114,6 @@ def work_in(folder: Path, environment: Place) -> Work:
     if len(setup.encode()) > LONGEST_COMMAND:
         raise Unsupported(f"Dockerfile: RUN lines with their variables have more than {LONGEST_COMMAND:,} bytes")
     return Work(
-        files=_copied(folder / "environment", built, workdir),
         setup=setup,
         tests=tests,
         folder=workdir,
@@ -149,7 +161,8 @@ def read_settings(folder: Path, environment: Place) -> dict[str, Any]:
             if unknown := [key for key, each in value.items() if key not in USED[name] and each not in (None, [], {})]:
                 raise Unsupported(f"task.toml: {name}.{unknown[0]}")
     _check_values(settings, environment)
-    for name in ("trajectory.json", IGNORE, f"tests/{IGNORE}", f"solution/{IGNORE}", "environment/.dockerignore"):
+    ignored = () if environment == "container" else ("environment/.dockerignore",)
+    for name in ("trajectory.json", IGNORE, f"tests/{IGNORE}", f"solution/{IGNORE}", *ignored):
         if (folder / name).exists():
             raise Unsupported(name)
     return settings
@@ -166,6 +179,36 @@ def _check_values(settings: Mapping[str, Any], environment: Place) -> None:
             raise Unsupported(f"task.toml: {name}.network_mode {mode}: there is no network")
     if environment == "plain" and own.get("docker_image"):
         raise Unsupported(f"task.toml: environment.docker_image {own['docker_image']}")
+
+
+def _image(folder: Path, own: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of ``Work`` that say which image it needs."""
+    place, image = folder / "environment", str(own.get("docker_image") or "")
+    _check_link(folder, place)
+    asked = [settings.get(name, {}).get("network_mode", "public") for name in ("environment", "agent", "verifier")]
+    made: dict[str, Any] = {"network": own.get("allow_internet", True) is True and "no-network" not in asked}
+    files = sorted(path for path in place.glob("*compose*") if path.name in COMPOSE)
+    if others := [path.name for path in sorted(place.glob("*compose*")) if path not in files[:1]]:
+        raise Unsupported(f"environment/{others[0]}")
+    if os.path.lexists(place / "Dockerfile") and not image:
+        _text(folder, "environment/Dockerfile")
+        made["build"] = place
+    if image:
+        made["docker_image"] = image
+    if files:
+        variables = {"CONTEXT_DIR": ".", "MAIN_IMAGE_NAME": "", "PREBUILT_IMAGE_NAME": image, "TEST_DIR": "/tests"}
+        try:
+            compose = read_compose(_text(folder, f"environment/{files[0].name}"), place, variables)
+        except Unsupported as error:
+            raise Unsupported(f"environment/{files[0].name}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"environment/{files[0].name}: {error}") from error
+        made |= {"compose": compose, "compose_file": str(files[0])}
+        if not (made.keys() & {"build", "docker_image"}) and not compose["services"][MAIN].keys() & {"build", "image"}:
+            raise Unsupported(f"environment/{files[0].name}: services.{MAIN} has no image")
+    elif not (image or made.get("build")):
+        raise Unsupported("environment/Dockerfile is missing")
+    return made
 
 
 def _built(folder: Path, own: Mapping[str, Any], environment: Place) -> Built:

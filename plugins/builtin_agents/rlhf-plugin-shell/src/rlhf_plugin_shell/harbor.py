@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlhf_host import Task, UserError, hookimpl
-from rlhf_plugin_shell.directory import in_one_line, instruction_in, work_in
+from rlhf_plugin_shell.directory import Place, in_one_line, instruction_in, work_in
 from rlhf_plugin_shell.work import DIRECTORY
 
 log = logging.getLogger(__name__)
@@ -26,10 +26,11 @@ class HarborTasks:
 
         directory: str = Field(description="a directory with task.toml, or a directory of such directories")
         eval_directory: str | None = Field(None, description="the same, with tasks for evaluation")
-        environment: Literal["plain", "host"] = Field(
+        environment: Place = Field(
             "plain",
             description="plain: refuse tasks whose Dockerfile runs commands or begins with an image of more than a Linux system;"
-            " host: play them with this machine's programs, and run these commands in the task's shell",
+            " host: play them with this machine's programs, and run these commands in the task's shell; container: with their"
+            " images and compose files, for --agent.sandbox docker or podman",
         )
 
         refused: Literal["stop", "skip"] = Field(
@@ -51,7 +52,7 @@ class HarborTasks:
         if reasons and (self.options.refused == "stop" or len(reasons) == len(folders)):
             raise UserError(
                 f"harbor: {len(reasons)} of {len(folders)} tasks of {path} cannot be played here: {named}. Another environment"
-                " (host) may play them; refused skip leaves them out"
+                " (host, or container) may play them; refused skip leaves them out"
             )
         if reasons:
             log.warning("harbor: left out %d of %d tasks of %s: %s", len(reasons), len(folders), path, named)

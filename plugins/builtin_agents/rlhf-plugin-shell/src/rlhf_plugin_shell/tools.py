@@ -13,10 +13,12 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_plugin_code_exec.shells import JailFailed, Level, Shell
+from rlhf_plugin_code_exec.shells import Level
 
 from rlhf_host import EpisodeFailed, UserError
 from rlhf_plugin_shell.agent import ShellAgent
+from rlhf_plugin_shell.contained import Contained
+from rlhf_plugin_shell.sandboxes import Sandbox, SandboxFailed
 from rlhf_plugin_shell.work import Work
 
 DEADLINE_S = 60.0
@@ -106,22 +108,23 @@ TOOLS = (
 
 
 async def outcomes(agent: ShellAgent) -> dict[str, str]:
-    """Returns name → an ``Outcome``, or the output of one that fails. Raises what ``opened`` raises, and ``JailFailed``."""
-    level = await agent.level()
-    return {tool.name: await _outcome(agent, tool, level) for tool in TOOLS}
+    """Returns name → an ``Outcome``, or the output of one that fails. Raises what ``opened`` raises, and ``SandboxFailed``."""
+    assert isinstance(agent.sandboxes, Contained)
+    level = await agent.sandboxes.level()
+    return {tool.name: await _outcome(agent, tool, level, agent.sandboxes.python) for tool in TOOLS}
 
 
-async def _outcome(agent: ShellAgent, tool: Tool, level: Level) -> str:
+async def _outcome(agent: ShellAgent, tool: Tool, level: Level, python: str) -> str:
     if tool.own and level != "A":
         return "needs a file system of its own"
     shell = await agent.opened(Work())
     try:
-        return await _tried(shell, tool, agent.python)
+        return await _tried(shell, tool, python)
     finally:
         await shell.close()
 
 
-async def _tried(shell: Shell, tool: Tool, python: str) -> str:
+async def _tried(shell: Sandbox, tool: Tool, python: str) -> str:
     program = tool.name.split()[0]
     if program == "python":
         await shell.run(f"python() {{ '{python}' \"$@\"; }}; export -f python", DEADLINE_S)
@@ -141,7 +144,7 @@ def main() -> None:
     given = about.parse_args()
     try:
         told = asyncio.run(outcomes(ShellAgent(ShellAgent.Options(python=given.python, timeout_s=DEADLINE_S))))
-    except (UserError, EpisodeFailed, JailFailed) as error:
+    except (UserError, EpisodeFailed, SandboxFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     for name, outcome in told.items():

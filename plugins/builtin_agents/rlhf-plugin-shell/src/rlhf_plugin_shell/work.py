@@ -6,14 +6,14 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rlhf_plugin_code_exec.shells import LONGEST_COMMAND, File
 
 from rlhf_host import Task
 
-COLUMNS = ("files", "setup", "tests")
+COLUMNS = ("files", "setup", "tests", "docker_image")
 DIRECTORY = "harbor"
 """The column of tasks in directories."""
 TESTS = "test.sh"
@@ -43,6 +43,24 @@ class Work:
     cpus: float | None = None
     memory_mb: int | None = None
     disk_mb: int | None = None
+    docker_image: str = ""
+    build: Path | None = None
+    """Folder with a Dockerfile, of which the image is built."""
+    compose: Mapping[str, Any] | None = None
+    """Services beside the one in which commands run, as ``read_compose`` returns them."""
+    compose_file: str = ""
+    network: bool = False
+    """True if the task asks for a network."""
+
+    @property
+    def environment(self) -> str:
+        """What the image is made from: tasks with the same one have the same image."""
+        return self.compose_file or str(self.build or "") or self.docker_image
+
+    @property
+    def image_needed(self) -> bool:
+        """True if only a container can be its place."""
+        return bool(self.docker_image or self.build or self.compose is not None)
 
 
 def work_of(task: Task) -> Work:
@@ -54,15 +72,18 @@ def work_of(task: Task) -> Work:
         from rlhf_plugin_shell.directory import read_directory
 
         return read_directory(metadata[DIRECTORY])
-    setup, tests = metadata.get("setup") or "", metadata.get("tests") or ""
-    for name, text in (("setup", setup), ("tests", tests)):
+    setup, tests, image = (metadata.get(name) or "" for name in COLUMNS[1:])
+    for name, text in zip(COLUMNS[1:], (setup, tests, image), strict=True):
         if not isinstance(text, str):
-            raise ValueError(f"{name} is a {type(text).__name__}; give a command or a script, as a text")
+            raise ValueError(
+                f"{name} is a {type(text).__name__}; give {'an image' if name == 'docker_image' else 'a command or a script'}, as a text"
+            )
         if "\0" in text:
             raise ValueError(f"{name} has a zero byte, which no script may have")
     if len(setup.encode()) > LONGEST_COMMAND:
         raise ValueError(f"setup has more than {LONGEST_COMMAND} bytes: put it into a file, and run that")
-    return Work(_files(metadata.get("files")), setup, {TESTS: File(tests.encode(), True)} if tests.strip() else {})
+    scripts = {TESTS: File(tests.encode(), True)} if tests.strip() else {}
+    return Work(_files(metadata.get("files")), setup, scripts, docker_image=image)
 
 
 def _files(given: Any) -> dict[str, File]:
