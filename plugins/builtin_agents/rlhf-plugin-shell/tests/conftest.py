@@ -53,7 +53,7 @@ class StandIn:
 
     def offer(self, name, **config):
         """Makes an image that can be pulled."""
-        (self.place / "registry" / f"{name}.json").write_text(json.dumps(config))
+        (self.place / "registry" / f"{name.replace('/', '%')}.json").write_text(json.dumps(config))
 
     def fail(self, command, times):
         (self.place / "faults" / command).write_text(str(times))

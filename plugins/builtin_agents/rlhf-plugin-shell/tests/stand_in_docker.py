@@ -1,5 +1,5 @@
-"""A stand-in for ``docker``: it takes the command line that Docker documents, and nothing else, and runs containers in namespaces of
-Linux, whose programs are this machine's. Everything is in the folder ``DOCKER_STAND_IN``:
+"""A stand-in for ``docker``: it takes the command line that Docker documents, and nothing else, and runs containers in
+namespaces of Linux, whose programs are this machine's. Everything is in the folder ``DOCKER_STAND_IN``:
 
     registry/NAME.json  what ``pull`` finds: the ``Config`` of an image
     images/, containers/, networks/, volumes/  what there is
@@ -236,11 +236,15 @@ def begin(name, about):
                 Path("/proc/self/gid_map").write_text(f"0 {group} 1")
                 with socket.socket() as up:  # the loopback interface
                     fcntl.ioctl(up, 0x8914, struct.pack("16sh14x", b"lo", 0x49))
+            ready, readies = os.pipe()
             first = os.fork()
             if first:
+                os.close(readies)
+                os.read(ready, 1)
                 os.write(tells, str(first).encode())
                 os._exit(0)
             mounted(root)
+            os.write(readies, b"1")
             os.execvpe(about["first"][0], about["first"], environment(about, {}))
         except BaseException as error:
             os.write(tells, f"{type(error).__name__}: {error}".encode())
@@ -485,18 +489,17 @@ def build(flags, rest):
         if source.is_dir():
             shutil.copytree(source, path, dirs_exist_ok=True)
         else:
-            shutil.copy(
-                source,
-                path / source.name
-                if target.endswith(("/", ".")) and (path.mkdir(parents=True, exist_ok=True) or True)
-                else path,
-            )
+            if target.endswith(("/", ".")):
+                path.mkdir(parents=True, exist_ok=True)
+                path /= source.name
+            shutil.copy(source, path)
     keep("images", tag, {**config, "labels": {}})
     if runs:
         name = made(tag, ["bash", "-c", "while :; do sleep 100 & wait; done"], {})
         about = record("containers", name) | {"name": name}
         for where, words in runs:
             if code := inside(about, ["sh", "-c", f"mkdir -p {shlex.quote(where)}; cd {shlex.quote(where)}; {words}"]):
+                remove({"--force": [True]}, [name])
                 fail(f'ERROR: failed to solve: process "/bin/sh -c {words}" did not complete successfully: exit code: {code}')
         stop(name)
         shutil.rmtree(root)
@@ -547,7 +550,10 @@ def compose(flags, rest):
             first = [word.replace("$$", "$") for word in first]
             if not first:
                 fail(f"service {name}: the stand-in's images have no command")
-            about = {"hosts": list(services["services"]), "environ": [(key, str(value)) for key, value in pairs]}
+            about = {
+                "hosts": list(services["services"]),
+                "environ": [(key, str(value).replace("$$", "$")) for key, value in pairs],
+            }
             joined = made(
                 own["image"], first, limits, joins, workdir=own.get("working_dir", ""), name=f"{project}-{name}", **about
             )

@@ -61,15 +61,14 @@ volumes:
   notes:
 """
 FETCH = """#!/bin/bash
-test "$(cat hello)" = '<h1>Directory listing for /</h1> $5 /tests' && echo '{"reward": 0.75, "more": 2}' > /logs/verifier/reward.json
+test "$(cat hello)" = '<h1>Directory listing for /</h1> $5 /tests' || exit 1
+echo '{"reward": 0.75, "more": 2}' > /logs/verifier/reward.json
 """
-SOLVE = """#!/bin/bash
-for try in $(seq 50); do
-  page=$(python3 -c "import urllib.request as u; print(u.urlopen('http://web:8123/root/..').read().decode())" 2>/dev/null) && break
-  sleep 0.1
-done
-echo "$(grep '<h1>' <<< "$page") $PRICE $TEST_DIR" > hello
-"""
+SOLVE = (
+    'for try in $(seq 50); do page=$(python3 -c "import urllib.request as u;'
+    " print(u.urlopen('http://web:8123/').read().decode())\" 2>/dev/null) && break; sleep 0.1; done;"
+    ' echo "$(grep -o "<h1>.*" <<< "$page") $PRICE $TEST_DIR" > hello'
+)
 
 
 def write(folder, **changed):
@@ -110,11 +109,15 @@ def test_an_image_is_pulled_and_played(tmp_path, docker, play):
 
 
 def test_services_of_a_compose_file_run_beside_and_go_with_it(tmp_path, docker, play):
-    changed = {"environment/docker-compose.yaml": COMPOSE, "tests/test.sh": FETCH, "solution/solve.sh": SOLVE}
+    changed = {
+        "environment/docker-compose.yaml": COMPOSE,
+        "tests/test.sh": FETCH,
+        "solution/solve.sh": f"#!/bin/bash\n{SOLVE}\n",
+    }
     folder = write(tmp_path / "task", **changed)
     [task] = HarborTasks(HarborTasks.Options(directory=str(folder), environment="container")).load_tasks("train", 0)
-    played = play(task, [SOLVE.replace("\n", ";").replace("do;", "do ").partition(";")[2], "exit"], sandbox="docker", format="line", timeout_s=20)
-    assert played.reward == 0.75
+    played = play(task, [SOLVE, "exit"], sandbox="docker", format="line", timeout_s=20)
+    assert played.reward == 0.75, played.text
     assert played.row.metrics["shell/more"] == 2.0
     downs = [call for call in docker.calls if "down" in call]
     assert len(downs) == 1
@@ -223,7 +226,9 @@ def test_other_things_are_refused_as_without_containers(changed, reason, tmp_pat
 
 
 def test_each_environment_names_the_sandbox_that_plays_it(tmp_path):
-    [boxed] = HarborTasks(HarborTasks.Options(directory=str(write(tmp_path / "a")), environment="container")).load_tasks("train", 0)
+    [boxed] = HarborTasks(HarborTasks.Options(directory=str(write(tmp_path / "a")), environment="container")).load_tasks(
+        "train", 0
+    )
     told = ShellAgent(ShellAgent.Options()).check_labels([boxed])
     assert told == {0: "it needs a container (a Dockerfile that is built): --agent.sandbox docker or podman"}
     plain = write(tmp_path / "b", **{"environment/Dockerfile": "FROM debian:12\nWORKDIR /app\n"})

@@ -49,8 +49,8 @@ COMMAND = "; ".join(
         'eval "$__rlhf_command"',
     )
 )
-"""Runs ``$2`` in the folder ``$3`` in the state ``$4``, after a line with ``$1``; in one line, so that messages of ``bash`` count the
-command's own lines. At its beginning and end all other processes are killed: the first one of a container cannot be."""
+"""Runs ``$2`` in the folder ``$3`` in the state ``$4``, after a line with ``$1``; in one line, so that messages of ``bash`` count
+the command's own lines. At its beginning and end all other processes are killed: the first one of a container cannot be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class DockerCommand:
     async def read(self, *arguments: str, seconds: float = CALL_S, stdin: bytes = b"", most: int = MOST_OUT) -> bytes:
         """Returns the beginning of what the command wrote, at most ``most`` bytes. Raises ``CallFailed`` with its error."""
         async with self.started(*arguments, stdin=bool(stdin)) as process:
-            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
             try:
                 async with asyncio.timeout(seconds):
                     errors = asyncio.create_task(process.stderr.read(1 << 20))

@@ -34,8 +34,8 @@ for pass in $passes; do
   [ "$pass" = 3 ] || sleep 1
 done
 """
-"""Waits for a line, or until its standard input is closed because the run is gone, then removes what has the label. Without a line it looks three
-times: a container may be about to be made when the run is killed."""
+"""Waits for a line, or until its standard input is closed because the run is gone, then removes what has the label. Without a
+line it looks three times: a container may be about to be made when the run is killed."""
 
 
 class Owner:

@@ -75,9 +75,8 @@ def work_of(task: Task) -> Work:
     setup, tests, image = (metadata.get(name) or "" for name in COLUMNS[1:])
     for name, text in zip(COLUMNS[1:], (setup, tests, image), strict=True):
         if not isinstance(text, str):
-            raise ValueError(
-                f"{name} is a {type(text).__name__}; give {'an image' if name == 'docker_image' else 'a command or a script'}, as a text"
-            )
+            what = "an image" if name == "docker_image" else "a command or a script"
+            raise ValueError(f"{name} is a {type(text).__name__}; give {what}, as a text")
         if "\0" in text:
             raise ValueError(f"{name} has a zero byte, which no script may have")
     if len(setup.encode()) > LONGEST_COMMAND:
