@@ -348,7 +348,6 @@ def test_a_container_that_is_gone_fails_the_episode(docker):
         await box.docker.call("rm", "--force", box.id)
         with pytest.raises(SandboxFailed):
             await box.run("ls", 5.0)
-        box._remove = None
         return True
 
     assert opened(does)

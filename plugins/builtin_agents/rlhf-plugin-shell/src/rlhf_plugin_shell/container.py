@@ -136,7 +136,8 @@ class Container:
     async def close(self) -> None:
         remove, self._remove = self._remove, None
         if remove is not None:
-            await asyncio.shield(asyncio.ensure_future(remove()))
+            with contextlib.suppress(CallFailed):  # what is left goes with the run
+                await asyncio.shield(asyncio.ensure_future(remove()))
 
     async def _execute(self, command: str, seconds: float, variables: Mapping[str, str], state: str) -> Ran:
         marker = secrets.token_hex(16)

@@ -95,11 +95,10 @@ class DockerCommand:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                try:
+                with contextlib.suppress(TimeoutError):  # something else may hold its pipes, for whose end asyncio waits, too
                     async with asyncio.timeout(STOP_S):
                         await process.wait()
-                except TimeoutError:  # something else holds its pipes, for whose end asyncio waits, too
-                    process._transport.close()  # type: ignore[attr-defined]
+            process._transport.close()  # type: ignore[attr-defined]  # what was not read keeps its pipes open
 
     def _named(self, arguments: tuple[str, ...]) -> str:
         words = [arguments[0], *(arguments[1:2] if arguments[0] in ("image", "network", "volume", "compose") else ())]

@@ -58,12 +58,7 @@ class Images:
 
     async def had(self, what: Build | str, seconds: float | None = None) -> str:
         """Returns the name of an image that is there now. Raises ``CallFailed`` if it cannot be had, and ``OSError``."""
-        if isinstance(what, Build):
-            key = repr(what)
-            name = self._tags.get(key) or await asyncio.to_thread(lambda: what.tag)
-            self._tags[key] = name
-        else:
-            name = what
+        name = await self._tag(what) if isinstance(what, Build) else what
         lock = self._there.setdefault(name, asyncio.Lock())
         if lock is None:
             return name
@@ -79,6 +74,12 @@ class Images:
                     await self.docker.call("pull", "--quiet", name, seconds=within)
             self._there[name] = None
         return name
+
+    async def _tag(self, build: Build) -> str:
+        key = repr(build)
+        if key not in self._tags:
+            self._tags[key] = await asyncio.to_thread(lambda: build.tag)
+        return self._tags[key]
 
     async def config(self, name: str) -> dict[str, Any]:
         """Returns the settings of an image that is there. Raises ``CallFailed``."""
