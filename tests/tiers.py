@@ -268,12 +268,12 @@ SLOW = {
         "ten steps of self-play; two against an opponent at every change",
     ),
     "plugins/builtin_agents/rlhf-plugin-shell/tests/test_containers.py": (
-        r"^(?!.*(\[sorted\]|is_killed_leaves|every_flag|that_mean_nothing|cannot_be_played|archives|processes_are_over|real_docker))",
-        "episodes and attacks in containers of a stand-in; one episode and a killed run at every change",
+        r"^(?!test_(a_run_that_is_killed|settings_that|rows_that|archives|which_processes|with_a_real))",
+        "episodes and attacks in containers of a stand-in; a killed run at every change",
     ),
     "plugins/builtin_agents/rlhf-plugin-shell/tests/test_harbor_containers.py": (
-        "built_once|is_pulled|is_asked_for",
-        "tasks in containers of a stand-in; one with a compose file at every change",
+        "built_once|is_pulled|is_asked_for|cannot_be_built|run_beside",
+        "tasks in containers of a stand-in; what is read and refused at every change",
     ),
     "plugins/builtin_agents/rlhf-plugin-shell/tests/test_harbor.py": (
         "solutions_are_right|commands_of_the_image",

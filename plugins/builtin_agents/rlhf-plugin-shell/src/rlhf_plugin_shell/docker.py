@@ -89,7 +89,7 @@ class Docker:
                 try:
                     await docker.call("ps", "--quiet", "--filter", f"label={OWNER}", seconds=20.0)
                 except CallFailed as failure:
-                    raise UserError(f"shell: {failure}. Is its daemon running, and may this user call it?") from failure
+                    raise UserError(f"shell: {name} cannot be used by this user here: {failure}") from failure
                 owner = Owner(docker)
                 try:
                     gone = await owner.remove_leftovers()
