@@ -48,6 +48,8 @@ OTHERS = {
     "plugins show",
     "plugins uninstall",
     "plugins verify",
+    "profile",
+    "prometheus",
     "push",
     "runs",
     "serve",

@@ -62,7 +62,7 @@ def test_it_is_listed_where_it_says_and_imported_for_nothing_but_running(outside
     (outside.folder / "cmd_top.py").write_text(TOP + "\nprint('imported')\n")
     said = outside.rlhf("--help")
     section = said.stdout.partition("Look at runs:\n")[2].partition("\n\n")[0]
-    assert "top       Print the highest value of a metric.\n" in section + "\n"
+    assert "top Print the highest value of a metric." in [" ".join(line.split()) for line in section.splitlines()]
     assert "imported" not in said.stdout + outside.rlhf("plugins", "--json").stdout
     assert "inner" in outside.rlhf("plugins", "--help").stdout
     assert "inner" not in said.stdout

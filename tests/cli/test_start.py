@@ -29,6 +29,8 @@ ELSEWHERE = {
     "view": "tests/runs/test_view.py",
     "export": "tests/cli/test_export.py",
     "push": "tests/cli/test_push.py",
+    "profile": "plugins/builtin_commands/rlhf-profile/tests/test_profile.py",
+    "prometheus": "plugins/builtin_trackers/rlhf-tracker-prometheus/tests/test_files.py",
 }
 """Commands that these files start in a process of their own."""
 

@@ -32,7 +32,7 @@ def test_unknown_commands(typed, hint):
 
 def test_every_plugins_name_is_understood_as_a_command():
     names = {info.name for info in discover() if info.kind in ("algo", "reward", "tracker", "preset", "extension")}
-    for name in names - {"file"}:
+    for name in names - {"file"} - main.installed().keys():
         hint = rlhf(name).stderr.partition("; ")[2].strip()
         command = re.search(r"rlhf (train --.*)", hint)
         assert command is not None, (name, hint)

@@ -163,6 +163,7 @@ DATA: dict[str, dict[str, Any]] = {
     "generated": {"data": _rows(lambda q, a, b: {"prompt": q, "completion": a, "reward": len(b) / 8})},
     "preference": {"data": _rows(lambda q, a, b: {"prompt": q, "chosen": a, "rejected": b})},
     "triple": {"data": _rows(lambda q, a, b: {"prompt": q, "chosen": a, "rejected": b, "reference": a + b})},
+    "rated": {"data": _rows(lambda q, a, b: {"prompt": q, "completion": a, "reward": len(b) / 8})},
     "unpaired": {"data": _rows(lambda q, a, b: {"prompt": q, "completion": a, "label": len(a) > 2})},
     "stepwise": {"data": _rows(lambda q, a, b: {"prompt": q, "completions": [a, b], "labels": [True, len(a) > 2]})},
 }

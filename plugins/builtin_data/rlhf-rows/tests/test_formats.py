@@ -159,7 +159,7 @@ def test_every_format_is_in_the_table_and_among_the_settings():
     with pytest.raises(ValueError, match="format"):
         DataConfig(format="alpacca")
     kinds = {kind for each in FORMATS for kind in each.kinds}
-    assert kinds == {"prompt_completion", "preference", "triple", "unpaired", "stepwise"}
+    assert kinds == {"prompt_completion", "preference", "triple", "unpaired", "rated", "stepwise"}
 
 
 def test_a_transcript_becomes_a_conversation_where_that_is_wanted():
