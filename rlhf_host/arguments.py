@@ -191,11 +191,7 @@ class Arguments:
 
 @contextmanager
 def configured(
-    asked: Arguments,
-    use: Use,
-    config: Settings | None,
-    checkpoint: str | None = None,
-    resume: Path | None = None,
+    asked: Arguments, use: Use, config: Settings | None, checkpoint: str | None = None, resume: Path | None = None
 ) -> Iterator[tuple[Resolved, PluginManager]]:
     """Returns the configuration, complete, and its plugins. Raises ``UserError``, one line per mistake."""
     configs: list[Any] = [] if config is None else list(config) if isinstance(config, list | tuple) else [config]

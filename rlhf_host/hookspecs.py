@@ -8,6 +8,7 @@ uses.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -18,7 +19,7 @@ from rlhf_host.records.needs import Adjust, Needs, Outcome, RunContext, ScoreCon
 from rlhf_host.records.tensors import Advantages, Batch, Experience, LossItems, LossTerm, Metric, Outputs, PolicyLogprobs
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 PROJECT = "rlhf_host"
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -268,6 +269,18 @@ def batch_statistics(role: str, outputs: Outputs, batch: Batch) -> Iterable[Metr
 def compute_loss(role: str, outputs: Outputs, batch: Batch) -> LossItems:
     """Return unreduced loss terms and metrics of a micro-batch. Called for the trainable roles of the plugin's ``needs``; for
     the actor if there are none.
+    """
+
+
+@hookspec(calls="each", where="worker", gives=(AbstractContextManager, None))
+def around_pass(
+    role: str, model: nn.Module, lengths: Sequence[int], traces: Sequence[Mapping[str, Any]] | None
+) -> AbstractContextManager[Any] | None:
+    """Provisional. Return what surrounds the layers in a pass of a role's model over some rows, with or without gradient, or
+    ``None``. In the backward pass, layers that are computed again are outside of it.
+
+    ``model`` is what computes, the role's own or kernels' version of it. Rows have ``lengths`` tokens, prompts included; the last
+    one may be left out. ``traces`` are those of ``batch``.
     """
 
 

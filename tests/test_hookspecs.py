@@ -40,7 +40,7 @@ def test_every_hook_has_a_rule_and_nothing_else_has():
     assert sorted(hookspecs.RULES) == names()
     assert all(rule.calls == "one" for rule in hookspecs.RULES.values() if rule.per == "agent")
     workers = {name for name, rule in hookspecs.RULES.items() if rule.where == "worker"}
-    assert workers == {"importance_weights", "batch_statistics", "compute_loss"}
+    assert workers == {"importance_weights", "around_pass", "batch_statistics", "compute_loss"}
     assert not any(rule.threaded for rule in hookspecs.RULES.values() if rule.where == "worker")
 
 

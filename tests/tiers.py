@@ -255,6 +255,14 @@ SLOW = {
         r"trains_with_it\[(kl_cov|clip_cov)",
         "runs with kl_cov and clip_cov; one with top_entropy at every change",
     ),
+    "plugins/builtin_algos/rlhf-plugin-experts/tests/test_experts.py": (
+        r"\[(recompute|ahead)|adapters_leave",
+        "more runs whose experts are replayed; one at every change",
+    ),
+    "tests/models/test_replayed_experts.py": (
+        r"own_code\S*\[(?!qwen3_moe\]|deepseek_v3\]|gpt_oss\])|by_name\[(?!doge-moe|dbrx)|own_experts\[mixtral",
+        "every family with experts; three of them, and two that are refused, at every change",
+    ),
     "plugins/builtin_algos/rlhf-plugin-averages/tests/test_averages.py": (
         "trains_an_adapter|resumed_run",
         "averages in runs that resume or train an adapter",

@@ -47,11 +47,7 @@ def load_config(configs: Configs = (), flags: Sequence[str] = ()) -> RunConfig:
 
 
 def read_config(
-    configs: Configs = (),
-    flags: Sequence[Flag] = (),
-    control: Collection[str] = (),
-    *,
-    quickstart: bool = True,
+    configs: Configs = (), flags: Sequence[Flag] = (), control: Collection[str] = (), *, quickstart: bool = True
 ) -> LoadedConfig:
     """As ``load_config``, keeping the places.
 

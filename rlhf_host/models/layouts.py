@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +89,8 @@ class Line:
     """``[C]``: the completion tokens."""
     exact: bool = False
     """True if computed in 32 bits, for a trial."""
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Surrounds the layers, but of a trial."""
 
     @property
     def shares(self) -> bool:

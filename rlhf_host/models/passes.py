@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from rlhf_host.records.pictures import Shown
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
 
 SharedPrefix = Literal["auto", "on", "off"]
+Traces: TypeAlias = Sequence[Mapping[str, Any]] | None
 
 WORTHWHILE = 0.95
 """Share of the padded tokens below which ``auto`` shares prompts; gathering rows costs something too."""
@@ -76,6 +77,8 @@ class Passes:
         self._reader = reader
         self.watched: Callable[[int], AbstractContextManager[Any]] = contextlib.nullcontext
         """Called with the tokens of a pass, around its layers."""
+        self.around: Callable[..., AbstractContextManager[Any]] = lambda **_: contextlib.nullcontext()
+        """Called as ``around_pass`` with the module that computes, the rows' lengths and their traces, around its layers."""
         self.keep_logits = False
         """Logits are kept for the backward pass in place of computing them twice."""
         self.model, self.balance, self.slices = model, balance, slices
@@ -277,6 +280,7 @@ class Passes:
         entropy_grad: bool = False,
         others: Mapping[str, TopK] | None = None,
         images: Sequence[Sequence[Shown]] | None = None,
+        traces: Traces = None,
     ) -> Outputs:
         """Returns the requested ``outputs``, as far as the model's head has them: ``logprobs``, ``entropy`` and ``logits`` for
         a language model; ``values``, ``scores``, ``token_scores`` and ``bootstrap`` for a scalar head. Others are None. Outputs
@@ -295,6 +299,7 @@ class Passes:
             others: role → tokens whose log-probabilities under this model are compared with that role's: ``Outputs.others``.
             images: the pictures of each row, prompt and completion, in the order of their tokens, each after a place before
                 which these are not; None: no rank has any.
+            traces: as in ``Batch.traces``.
 
         Returns:
             ``[B, T]`` float32 (``OF_ROWS``: ``[B]``, ``logits [B, T, V]``) on the model's device, 0 outside
@@ -310,7 +315,8 @@ class Passes:
                 f"the role {unknown[0]!r} has tokens beyond this model's {vocabulary}: give one with the same tokens"
             )
         read_whole = not outputs.isdisjoint(AT_TOKENS)
-        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, read_whole, images)
+        rows = (prompt_ids, completion_ids, completion_mask, group_id)
+        line = self._line(*rows, temperature=temperature, images=images, traces=traces, whole=read_whole)
         if line is None:
             return self.head.nothing(outputs, torch.zeros(tuple(completion_ids.shape), device=self.device))
         wanted = Wanted(
@@ -338,18 +344,16 @@ class Passes:
         k: int,
         prompt_ids: Sequence[Sequence[int]],
         completion_ids: Tensor,
-        completion_mask: Tensor,
-        group_id: Tensor | None = None,
-        *,
+        *rows: Any,
         temperature: float = 1.0,
-        images: Sequence[Sequence[Shown]] | None = None,
+        **more: Any,
     ) -> TopK:
         """Returns the ``k`` likeliest tokens at every completion token, ``[B, T, k]``, without gradient; otherwise as
         ``forward``.
         """
         if k > (vocabulary := self.model.config.get_text_config().vocab_size):
             raise UserError(f"the {k} likeliest tokens are wanted of a model that has {vocabulary}: ask for fewer")
-        line = self._line(prompt_ids, completion_ids, completion_mask, group_id, temperature, False, images)
+        line = self._line(prompt_ids, completion_ids, *rows, temperature=temperature, **more)
         if line is None:
             empty = completion_ids.new_zeros((*completion_ids.shape, k))
             return TopK(empty.float(), empty)
@@ -364,10 +368,12 @@ class Passes:
         prompt_ids: Sequence[Sequence[int]],
         completion_ids: Tensor,
         completion_mask: Tensor,
-        group_id: Tensor | None,
+        group_id: Tensor | None = None,
+        *,
         temperature: float,
-        whole: bool,
-        images: Sequence[Sequence[Shown]] | None,
+        images: Sequence[Sequence[Shown]] | None = None,
+        traces: Traces = None,
+        whole: bool = False,
     ) -> Line | None:
         """Returns the rows in the layout with the least to compute; None without rows. ``whole``: with each row's last token."""
         if temperature <= 0:
@@ -399,7 +405,9 @@ class Passes:
         make = make if whole else partial(without_last, make)
         pad = getattr(self.model.config.get_text_config(), "pad_token_id", None)
         rows = Rows(prompt_ids, completion_ids.cpu()[mask], mask, read_whole, pad, images, place)
-        return rows.line(compute or self.model, make, alone=compute is None, device=self.device)
+        line = rows.line(compute or self.model, make, alone=compute is None, device=self.device)
+        whole_lengths = [len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)]
+        return replace(line, around=partial(self.around, model=line.compute, lengths=whole_lengths, traces=traces))
 
     def _states(self, line: Line) -> Tensor:
         """Returns ``[places, H]`` hidden states, or ``[places, V]`` logits if no head is known."""
@@ -408,7 +416,7 @@ class Passes:
         asked = {} if routed is None else {"output_router_logits": True}
         precision = torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None)
         tokens = self._here(sum(layout.input_ids.numel() for layout in line.layouts))
-        with evaluation(line.compute), self._adapter(), precision, self.watched(tokens):
+        with evaluation(line.compute), self._adapter(), precision, self.watched(tokens), line.around():
             inputs: Callable[[Layout], dict[str, Any]]
             if (places := line.layouts[0].pictures) is None:
                 model = line.compute if bare else decoder_of(line.compute)

@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ import pluggy
 from pluggy import HookimplOpts
 
 from rlhf_host import hookspecs
-from rlhf_host.errors import PluginError, RunError, UserError, asks_to_stop, near_matches
+from rlhf_host.errors import PluginError, RunError, UserError, asks_to_stop, blaming, near_matches
 from rlhf_host.hookspecs import RULES
 from rlhf_host.plugins.answers import changed, other_answer, versions
 from rlhf_host.plugins.discovery import PluginInfo, discover
@@ -168,6 +169,15 @@ class PluginManager:
         """``(key, result)`` of every implementation in selection order, ``None`` left out."""
         results = ((key, self.call(key, hook, **kwargs)) for key in self.names(hook, kind))
         return [(key, result) for key, result in results if result is not None]
+
+    @contextmanager
+    def around(self, hook: str, **kwargs: Any) -> Iterator[None]:
+        """Surrounds the block with what every implementation returns."""
+        with ExitStack() as stack:
+            for key, own in self.each(hook, **kwargs):
+                with blaming(key, hook):
+                    stack.enter_context(own)
+            yield
 
     def report(self, hook: str, **kwargs: Any) -> None:
         """Calls every implementation of a hook that only looks on. Logs the first failure of a plugin, then skips that plugin."""

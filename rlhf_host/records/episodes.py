@@ -211,6 +211,8 @@ class Trajectory:
     """Set by the host if the trainer computes log-probabilities before the update: ``[T]``, of all completion tokens. Their
     difference from those of the segments comes from the mismatch with the sampler, and from the age of the tokens.
     """
+    traces: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Provisional: ``Generation.traces`` of the whole row, as each token was first read: name → array ``[tokens - 1, ...]``."""
 
     @property
     def prompt_ids(self) -> Sequence[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
@@ -42,3 +42,7 @@ class Generation:
     logprobs: Sequence[float]
     versions: Sequence[int]
     finish_reason: FinishReason
+    traces: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Provisional: what the engine tells of tokens beside: name → numpy array ``[P + n - 1, ...]``, of the prompt and the answer
+    without its last token, which the model did not read. ``routed_experts``: ``[..., layers, k]``, those that each layer took.
+    """

@@ -140,6 +140,8 @@ class Batch:
     ``None``: no row of the whole batch has any."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """In a worker hook: the result of the same plugin's ``prepare_batch``, under any alias."""
+    traces: Sequence[Mapping[str, Any]] | None = None
+    """Provisional: ``Trajectory.traces`` of each row; ``None``: no row of the whole batch has any."""
     prompts: dict[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     """role → the prompts under which it sees the rows, where a plugin has rewritten them (``rewrite_prompts``)."""
     entropy: dict[str, Tensor] = field(default_factory=dict)
@@ -173,7 +175,7 @@ class Batch:
         """Returns the batch as the role sees it: the same completions after the prompts that a plugin wrote for it."""
         if role not in self.prompts:
             return self
-        return dataclasses.replace(self, prompt_ids=self.prompts[role])
+        return dataclasses.replace(self, prompt_ids=self.prompts[role], traces=None)
 
     def map(self, change: Callable[[str, Any], Any]) -> Self:
         """Returns a copy with ``change(field, tensor)`` in place of every tensor."""
@@ -207,6 +209,7 @@ class Batch:
         part = self.map(cut)
         part.prompt_ids = [self.prompt_ids[i] for i in rows]
         part.images = None if self.images is None else [self.images[i] for i in rows]
+        part.traces = None if self.traces is None else [self.traces[i] for i in rows]
         part.prompts = {role: [prompts[i] for i in rows] for role, prompts in self.prompts.items()}
         return part
 

@@ -216,6 +216,8 @@ class Tree:
 
     def done(self, call: Call, generation: Generation, reply: Reply | None = None) -> None:
         """Stores the answer. From now on, calls that follow it can be planned."""
+        known = call.parent.ends - 1 if call.parent else 0  # the parent's own answer has told of these tokens
+        generation.traces = {name: values[known:].copy() for name, values in generation.traces.items()}
         call.generation, call.status = generation, "done"
         call.seconds = time.monotonic() - call.started
         self._unread.append(call)
@@ -264,6 +266,7 @@ class Tree:
                 assert answer is not None
                 segments.append(Segment("action", answer.token_ids, answer.logprobs, answer.versions))
             assert last.generation is not None
+            told = [call.generation.traces for call in last.line if call.generation is not None]
             trajectory = Trajectory(
                 episode.episode_id,
                 episode.group_id,
@@ -274,6 +277,7 @@ class Tree:
                 row=number,
                 role=role,
                 final=answer_call in row,
+                traces={name: np.concatenate([one[name] for one in told]) for name in set(told[0]).intersection(*told)},
             )
             if first.parent is not None:
                 trajectory.parent, trajectory.branch = numbers[id(owner[id(first.parent)])], first.parent.ends

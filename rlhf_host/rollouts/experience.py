@@ -75,6 +75,7 @@ def make_experience(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         images=images if any(images := [row.shown for row in rows]) else None,
+        traces=traces if any(traces := [row.traces for row in rows]) else None,
         trajectories=rows,
     )
 

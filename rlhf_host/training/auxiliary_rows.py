@@ -103,6 +103,7 @@ def joined(batch: Experience, rows: Experience, alias: str) -> Experience:
     changes["prompt_ids"] = [*batch.prompt_ids, *rows.prompt_ids]
     changes["prompts"] = {role: [*prompts, *rows.prompt_ids] for role, prompts in batch.prompts.items()}
     changes["trajectories"] = [*batch.trajectories, *rows.trajectories]
-    if batch.images is not None or rows.images is not None:
-        changes["images"] = [*(batch.images or [()] * len(batch)), *(rows.images or [()] * len(rows))]
+    for name, none in (("images", ()), ("traces", {})):
+        if (own := [getattr(each, name) for each in (batch, rows)]) != [None, None]:
+            changes[name] = [*(own[0] or [none] * len(batch)), *(own[1] or [none] * len(rows))]
     return dataclasses.replace(batch, **changes)

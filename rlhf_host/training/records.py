@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,20 +36,16 @@ def record(trajectory: Trajectory, *, tokens: bool = False) -> dict[str, Any]:
         "length": trajectory.action_length,
         "metrics": trajectory.metrics,
     }
-    if len(trajectory.actions) > 1:
-        row["full_text"] = trajectory.full_text
-    if trajectory.images:
-        row["images"] = trajectory.images
-    if trajectory.role:
-        row["role"] = trajectory.role
-    if not trajectory.final:
-        row["final"] = False
-    if trajectory.advantage is not None:
-        row["advantage"] = trajectory.advantage
-    if trajectory.unjudged_reason is not None:
-        row["unjudged"] = trajectory.unjudged_reason
-    if trajectory.events:
-        row["events"] = [_bounded(event) for event in trajectory.events]
+    more = {
+        "full_text": trajectory.full_text if len(trajectory.actions) > 1 else None,
+        "images": trajectory.images or None,
+        "role": trajectory.role or None,
+        "final": None if trajectory.final else False,
+        "advantage": trajectory.advantage,
+        "unjudged": trajectory.unjudged_reason,
+        "events": [_bounded(event) for event in trajectory.events] or None,
+    }
+    row |= {name: value for name, value in more.items() if value is not None}
     return row | _whole(trajectory) if tokens else row
 
 
@@ -85,8 +82,8 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
             row[name] = [float(f"{value:.5g}") for value in plain(values)]
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
-    if trajectory.columns:
-        row["columns"] = trajectory.columns
+    traces = {name: [own.dtype.str, own.shape, b64encode(own).decode()] for name, own in trajectory.traces.items()}
+    row |= {name: own for name, own in (("columns", trajectory.columns), ("traces", traces)) if own}
     if trajectory.row or trajectory.parent is not None:
         row["tree"] = {"row": trajectory.row, "parent": trajectory.parent, "branch": trajectory.branch}
     return row

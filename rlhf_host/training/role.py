@@ -131,7 +131,7 @@ class Role:
 
 def rows_of(batch: Batch) -> dict[str, Any]:
     """Returns the part of a batch that a pass uses."""
-    names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature", "images")
+    names = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "temperature", "images", "traces")
     return {name: getattr(batch, name) for name in names}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlhf_host.config.run_dir import CONFIG, named_run, near_runs
@@ -23,6 +25,8 @@ from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, provenance, record
 
+SAME = ("episode_id", "group_id", "finish_reason", "sample", "role", "final", "agent_rewards", "reward", "score", "events")
+"""Fields of a trajectory that a line has under the same names."""
 WITH_TOKENS = "write token ids too: rlhf rollout does, and rlhf train with --trajectories.tokens"
 
 
@@ -171,6 +175,7 @@ class _Row(_Strict):
     row: _Task | None = None
     tree: _Tree = _Tree()
     columns: dict[str, float | None] = {}
+    traces: dict[str, list[Any]] = {}
     weights: dict[str, float] = {}
     sampling: dict[str, int | float] = {}
 
@@ -327,30 +332,23 @@ def _trajectory(row: _Row, where: str, pictures: PictureFiles) -> Trajectory:
         verdicts = {"reward": _Verdict(value=row.reward)}
     try:
         rewards = {name: None if verdict is None else _reward(verdict) for name, verdict in verdicts.items()}
-    except ValueError as error:
-        raise UserError(f"{where}: verdicts: {error}") from error
+        traces = {name: np.frombuffer(b64decode(own), kind).reshape(size) for name, (kind, size, own) in row.traces.items()}
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: verdicts or traces: {error}") from error
     return Trajectory(
-        episode_id=row.episode_id,
-        group_id=row.group_id,
         task=task,
         segments=[
             Segment(s.kind, s.token_ids, s.logprobs, s.versions, images=own)
             for s, own in zip(row.segments, images, strict=True)
         ],
-        finish_reason=row.finish_reason,
-        sample=row.sample,
-        role=row.role,
-        final=row.final,
         rewards=rewards,
-        agent_rewards=row.agent_rewards,
-        reward=row.reward,
-        score=row.score,
         metrics=_numbers(row.metrics),
         advantage=row.advantage,
         unjudged_reason=row.unjudged,
         decode=_reader(row, where),
-        events=row.events,
         columns=_numbers(row.columns),
+        traces=traces,
+        **{name: getattr(row, name) for name in SAME},
         **row.tree.model_dump(),
     )
 

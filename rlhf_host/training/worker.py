@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,6 +66,10 @@ class Worker:
     """Plugins whose weights a loss term has taken."""
     _held: dict[str, PassResult] = field(default_factory=dict)
     """Role → results of the passes whose gradients wait for ``optim_step``."""
+
+    def __post_init__(self) -> None:
+        for name, role in reversed([*self.roles.items()]):  # a role that is another itself comes later, and has its passes
+            role.passes.around = partial(self.hooks.around, "around_pass", role=name)
 
     @torch.no_grad()
     def outputs(self, role: str, what: RoleOutput, batch: Batch) -> Tensor:

@@ -60,6 +60,7 @@ OTHER_GUIDES = {
     "rlhf-plugin-kto": "offline.md",
     "rlhf-plugin-reward-model-training": "offline.md",
     "rlhf-plugin-sft": "offline.md",
+    "rlhf-plugin-experts": "experts.md",
     "rlhf-sync-delta": "checkpoints.md",
 }
 """Distributions whose kind does not tell their guide, or that have another one."""

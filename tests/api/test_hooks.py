@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -351,6 +352,20 @@ def test_hook_batch_statistics_are_reduced_over_the_optimizer_batch_before_any_l
     assert len(split.of("batch_statistics")) > 2, "the batches are split"
     assert split.metrics[-1]["seen/rows"] == 2, "rows of the optimizer batch, whatever the split"
     assert not any(call["outputs"].logprobs.requires_grad for call in split.of("batch_statistics"))
+
+
+def test_hook_around_pass_surrounds_the_layers_of_every_pass_over_rows(run, whole):
+    split = run("--train.max-tokens-per-microbatch", "1")
+    assert len(split.of("around_pass")) > len(whole.of("around_pass"))
+    for record in (whole, split):
+        order = [name for name in record.order if name in ("around_pass", "passed", "batch_statistics", "compute_loss")]
+        pairs = list(pairwise(order))
+        assert order.count("around_pass") == pairs.count(("around_pass", "passed")) == order.count("passed")
+        for hook in ("batch_statistics", "compute_loss"):
+            assert pairs.count(("passed", hook)) == order.count(hook) > 0
+        for call in record.of("around_pass"):
+            assert (call["role"], call["head"], call["traces"]) == ("actor", True, None)
+            assert all(length > 2 for length in call["lengths"])
 
 
 def test_hook_compute_loss_is_asked_for_every_micro_batch_and_reduced_over_all(run, whole):

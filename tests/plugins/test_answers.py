@@ -141,7 +141,16 @@ WRONG = {
 FIT = {
     **{
         hook: {"None"}
-        for hook in ("needs", "keep_group", "loss_masks", "step_finished", "step_metrics", "compute_loss", "batch_statistics")
+        for hook in (
+            "needs",
+            "around_pass",
+            "keep_group",
+            "loss_masks",
+            "step_finished",
+            "step_metrics",
+            "compute_loss",
+            "batch_statistics",
+        )
     },
     "load_tasks": {"None", "list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
     "draw_tasks": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},

@@ -17,7 +17,7 @@ from rlhf_host.records.ragged import RaggedTensor, Rows, padded
 from rlhf_host.records.tensors import Batch, TopK
 from rlhf_host.training.batching import UNEVEN, deal, group_rows
 
-PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature", "images")
+PASSES = ("prompt_ids", "completion_ids", "completion_mask", "group_id", "unit_id", "temperature", "images", "traces")
 """Fields of a ``Batch`` that a forward pass needs. They stay the same in a step, so they are sent once."""
 UPDATES = tuple(field.name for field in dataclasses.fields(Batch) if field.name not in PASSES)
 """Fields that an update needs in addition."""
@@ -66,9 +66,7 @@ class Shard:
         fields: dict[str, Any] = {**dict.fromkeys((*PASSES, *UPDATES)), **self.fields, **(more.fields if more else {})}
         fields["prompt_ids"] = [list(prompt) for prompt in self.fields["prompt_ids"]]
         fields["prompts"] = fields["prompts"] or {}
-        whole = Batch(**fields).map(tensor)
-        whole.completion_mask = mask
-        return whole
+        return dataclasses.replace(Batch(**fields).map(tensor), completion_mask=mask)
 
 
 def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[Shard]:
@@ -104,8 +102,7 @@ def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Seq
             part["prompt_ids"] = [Numbers("i", batch.prompt_ids[row]) for row in rows]
         if "prompts" in named:
             part["prompts"] = {role: [Numbers("i", ids[row]) for row in rows] for role, ids in batch.prompts.items()}
-        if named.get("images") is not None:
-            part["images"] = [batch.images[row] for row in rows] if batch.images is not None else None
+        part |= {name: [named[name][row] for row in rows] for name in ("images", "traces") if named.get(name) is not None}
         yield Shard(list(rows), lengths, part)
 
 

@@ -102,8 +102,7 @@ class EngineSetup:
         role = _located(start.roles["actor"])
         if version == NO_WEIGHTS:  # a sync brings weights with the adapter merged
             role = role.base
-        rank = start.adapter_rank
-        return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=rank)
+        return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=start.adapter_rank)
 
 
 def start_engine(setup: EngineSetup, compute: Compute) -> Engine:

@@ -44,6 +44,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("kv_transfer_config", "ec_transfer_config", "kv_offloading_size", "kv_offloading_backend"), _OUTLIVES),
     **dict.fromkeys(("logits_processors", "watermark_config"), _DISTRIBUTION),
     "override_generation_config": "every request brings its own settings (--rollout.temperature and others)",
+    "enable_return_routed_experts": "this is --engine.routed-experts",
     "worker_cls": "weights come through vLLM's own worker",
     "enable_eplb": "vLLM would move experts between devices, and a sync would not find them",
     "weight_transfer_config": "weights come by --sync",

@@ -45,6 +45,7 @@ class Vllm:
         )
         enforce_eager: bool | None = Field(None, description="no compilation, no CUDA graphs; default: on a CPU")
         enable_prefix_caching: bool = Field(True, description="compute a prompt shared by several requests once")
+        routed_experts: bool = Field(False, description="tell which experts each token took")
         kv_after_sync: Literal["recompute", "keep"] = Field(
             "recompute",
             description="keys and values of answers that go on under new weights: computed again, or those of the old ones, which"

@@ -47,12 +47,9 @@ def answer(finished: Iterable[tuple[Sent, Generation | BaseException]]) -> None:
 
 def _resolve(answers: Iterable[tuple[asyncio.Future[Generation], Generation | BaseException]]) -> None:
     for future, result in answers:
-        if future.done():
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+        if not future.done():
+            settle: Any = future.set_exception if isinstance(result, BaseException) else future.set_result
+            settle(result)
 
 
 def request_seed(key: SampleKey) -> int:
@@ -119,4 +116,5 @@ def generation_of(sampling: Sampling, output: Any, version: int) -> Generation |
         spans = completion.weight_versions or ()
         versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
     per_token = Numbers("i", tokens), Numbers("f", logprobs), Numbers("i", versions)
-    return Generation(*per_token, REASONS[completion.finish_reason])
+    experts = getattr(completion, "routed_experts", None)
+    return Generation(*per_token, REASONS[completion.finish_reason], {} if experts is None else {"routed_experts": experts})

@@ -91,6 +91,9 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
         "worker_extension_cls": "rlhf_host.distributed.vllm.worker.WeightLoading",
         "generation_config": "vllm",
     }
+    if options.routed_experts:  # vLLM's first model runner does not tell them
+        own["enable_return_routed_experts"] = True
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
     if version <= NO_WEIGHTS and has_draft_model(options.extra):
         # No sync reaches it, so its weights are those of its files.
         drafts = {"draft_load_config": {"load_format": "auto"}}

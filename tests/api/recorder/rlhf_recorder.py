@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +75,16 @@ class Algorithm(Plugin):
     def batch_statistics(self, role, outputs, batch):
         note(self, "batch_statistics", role=role, outputs=outputs, batch=batch)
         return [Metric("rows", float(len(batch)), reduce="sum")]
+
+    @hookimpl
+    def around_pass(self, role, model, lengths, traces):
+        note(self, "around_pass", role=role, head=hasattr(model, "lm_head"), lengths=lengths, traces=traces)
+        return self._around()
+
+    @contextmanager
+    def _around(self):
+        yield
+        note(self, "passed")
 
     @hookimpl
     def compute_loss(self, role, outputs, batch):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -21,7 +23,9 @@ from rlhf_host.distributed.vllm.arguments import (
     unknown_argument,
 )
 from rlhf_host.distributed.vllm.plugin import Vllm
+from rlhf_host.distributed.vllm.requests import generation_of
 from rlhf_host.errors import UserError
+from rlhf_host.records.episodes import Sampling
 
 ROOT = Path(__file__).parents[3]
 SOMETIMES = [
@@ -254,3 +258,25 @@ def test_starting_makes_no_context_on_any_gpu(monkeypatch):
     with startup._torch_as_it_was():
         pass
     assert touched == []
+
+
+def test_experts_are_told_by_the_second_model_runner(monkeypatch):
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    assert "enable_return_routed_experts" not in startup._arguments(Vllm.Options(), version=0, on_cpu=False)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in os.environ
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert startup._arguments(Vllm.Options(routed_experts=True), version=0, on_cpu=False)["enable_return_routed_experts"]
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0", "whoever has set it has set it"
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    startup._arguments(Vllm.Options(routed_experts=True), version=0, on_cpu=False)
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
+@pytest.mark.parametrize("experts", [None, np.zeros((4, 2, 2), np.uint8)], ids=["silent", "telling"])
+def test_an_answer_has_the_experts_that_vllm_tells(experts):
+    logprobs = SimpleNamespace(logprobs=[-0.5, -0.25])
+    completion = SimpleNamespace(token_ids=[5, 6], logprobs=logprobs, finish_reason="length", routed_experts=experts)
+    completion.weight_versions = [SimpleNamespace(version="3", start=0, end=2)]
+    answer = generation_of(Sampling(2), SimpleNamespace(outputs=[completion]), version=3)
+    assert list(answer.token_ids) == [5, 6]
+    assert answer.traces == ({} if experts is None else {"routed_experts": experts})

@@ -113,7 +113,7 @@ MISSING = {
     ),
     "training of quantized weights": "*.qat.* *quantization*",
     "heads that predict several tokens": "*.mtp* *mtp.*",
-    "replaying the choices of a router": "*.router_replay* *routing_replay*",
+    "replaying the choices of a router: --with router_replay": "*.router_replay* *routing_replay*",
     "an agent of your own: --agent FILE.py": (
         "actor_rollout_ref.rollout.agent.* actor_rollout_ref.rollout.multi_turn.* actor_rollout_ref.rollout.chat_scheduler "
         "data.tool_config_path data.function_tool_path data.continuous_token*"
