@@ -56,6 +56,14 @@ def test_a_resumed_run_asks_nothing_that_it_knows(tmp_path):
         assert len(judge.asked) == 6, "two runs, one folder"
 
 
+def test_another_address_in_the_environment_is_another_judge(tmp_path, monkeypatch):
+    for worth in (0.1, 0.9):
+        with Judge(scores(lambda answer, worth=worth: worth)) as judge:
+            monkeypatch.setenv("OPENAI_BASE_URL", judge.url)
+            in_run(tmp_path, ruler(judge, base_url=None), [row("a"), row("bb")])
+            assert len(judge.asked) == 1
+
+
 def test_judgements_stay_below_their_bound_and_the_oldest_go(tmp_path):
     kept = Judgements(1000)
     kept.open(tmp_path / "file.jsonl")

@@ -85,6 +85,9 @@ WRONG = [
     ([{"criterion": "c"}, {"criterion": "d", "weight": -1, "required": True}], "item 2 is required and has a weight below 0"),
     ([{"criterion": "c", "required": "yes"}], "item 1: required is true or false, not 'yes'"),
     ([{"criterion": "c", "weight": -1}], "no criterion has a weight above 0"),
+    ([{"criterion": "c", "weight": 10**400}], "item 1 has the weight 1000"),
+    ([{"criterion": "c", "weight": 1e308}, {"criterion": "d", "weight": 1e308}], "its weights are too large"),
+    ('[{"criterion": "c", "weight": 1, "weight": -5}]', "its JSON cannot be read: a key twice"),
 ]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_plugin_llm_judge.json_verdict import finite, once_each
+
 TEXTS = ("criterion", "description")
 WEIGHTS = ("weight", "points")
 OTHERS = ("required", "title", "tags")
@@ -27,14 +29,18 @@ def criteria_of(value: Any) -> list[Criterion]:
     """Returns the criteria of a column, which may be JSON in a text. Raises ``ValueError`` for what is no such list."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = json.loads(value, object_pairs_hook=once_each)
+        except (json.JSONDecodeError, RecursionError):
             raise ValueError(f"it is a text that is not JSON; write {FORM}") from None
+        except ValueError as error:
+            raise ValueError(f"its JSON cannot be read: {error}") from None
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
         raise ValueError(f"it is {_kind(value)}; write {FORM}")
     criteria = [_criterion(number, item) for number, item in enumerate(value, 1)]
     if not any(criterion.weight > 0 for criterion in criteria):
         raise ValueError("no criterion has a weight above 0, so no answer could be worth anything")
+    if not math.isfinite(sum(abs(criterion.weight) for criterion in criteria)):
+        raise ValueError("its weights are too large: their sum is no finite number")
     return criteria
 
 
@@ -59,7 +65,7 @@ def _criterion(number: int, item: Any) -> Criterion:
     text, weight, required = _one(number, given, TEXTS, ""), _one(number, given, WEIGHTS, 1.0), given.get("required", False)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"item {number} has no criterion, which is a text")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or not weight:
+    if not finite(weight) or not weight:
         raise ValueError(f"item {number} has the weight {weight!r}; it is a number other than 0")
     if not isinstance(required, bool):
         raise ValueError(f"item {number}: required is true or false, not {required!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,14 @@ def object_with(key: str, said: str, cut: bool) -> Mapping[str, Any]:
     if len(found) != 1:
         raise Unreadable(f" gave {len(found) or 'no'} JSON objects with {key!r}, not one: {said[-200:]!r}")
     return found[0]
+
+
+def finite(value: Any) -> bool:
+    """Returns True for a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

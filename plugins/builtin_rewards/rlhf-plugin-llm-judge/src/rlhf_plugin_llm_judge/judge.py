@@ -54,8 +54,9 @@ class Judge:
             )
         self.costs = Costs(options.price_in, options.price_out)
         self._cache = Judgements(options.cache_mb << 20)
+        address = options.base_url or (None if options.serve else os.environ.get("OPENAI_BASE_URL"))
         self._who = json.dumps(
-            [options.model, options.base_url, options.system, options.temperature, options.max_tokens]
+            [options.model, address, options.system, options.temperature, options.max_tokens]
             + (
                 []
                 if options.serve is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from pydantic import Field
 from rlhf_host import Reward, ScoreContext, Trajectory, Unjudged, hookimpl
 from rlhf_plugin_llm_judge.base import Judged
 from rlhf_plugin_llm_judge.groups import Answers, answers_by_role
-from rlhf_plugin_llm_judge.json_verdict import items_by_id, list_schema, words
+from rlhf_plugin_llm_judge.json_verdict import finite, items_by_id, list_schema, words
 from rlhf_plugin_llm_judge.judge import Unreadable
 from rlhf_plugin_llm_judge.options import GroupOptions
 from rlhf_plugin_llm_judge.texts import all_fenced, read_rubric
@@ -86,7 +85,7 @@ def scores(said: str, cut: bool, count: int) -> list[tuple[float, str | None]]:
     found = items_by_id("scores", said, cut, count)
     for number, item in enumerate(found, 1):
         value = item.get("score")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+        if not finite(value) or not 0 <= value <= 1:
             raise Unreadable(f" gave the score {value!r} to the id {number}, and scores are numbers from 0 to 1")
     return [(float(item["score"]), words(item)) for item in found]
 
