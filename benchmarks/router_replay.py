@@ -1,4 +1,4 @@
-"""How far the trainer's log-probabilities are from the engine's in a mixture of experts, with and without replayed experts.
+"""Distance of the trainer's log-probabilities from the engine's in a mixture of experts, with and without replayed experts.
 
     python benchmarks/router_replay.py [--tokens 64] [--rows 64]
 
@@ -61,7 +61,7 @@ def make(kind, more, directory: Path, vocabulary: int):
 
 
 class Told:
-    """What vLLM's routers choose, request by request: vLLM 0.32 tells it by itself only with its second model runner, which needs
+    """Choices of vLLM's routers, request by request: vLLM 0.32 tells them by itself only with its second model runner, which needs
     Triton, and CPUs have none. The callbacks are vLLM's own.
     """
 

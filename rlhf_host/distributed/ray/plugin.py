@@ -37,11 +37,12 @@ def passed_on(runtime_env: dict[str, Any]) -> dict[str, Any]:
 
 def require_dashboard(options: Ray.Options) -> None:
     """Raises ``UserError`` if the dashboard is asked for and cannot be had."""
-    if options.dashboard and options.address is not None:
+    if not options.dashboard:
+        return
+    if options.address is not None:
         raise UserError("ray.dashboard is for a cluster that the run makes, and ray.address joins one: leave one of them out")
     try:
-        if options.dashboard:
-            import ray.dashboard.optional_deps  # noqa: F401
+        import ray.dashboard.optional_deps  # noqa: F401
     except ImportError as error:
         line = "pip install 'rlhf-host[cluster]'"
         raise UserError(f"ray.dashboard needs what comes with ray[default] ({error.name} is missing): {line}") from error

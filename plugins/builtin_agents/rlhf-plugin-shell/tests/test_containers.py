@@ -110,7 +110,7 @@ def test_a_policy_that_cheats_gets_nothing_and_its_episode_is_judged(name, play)
 
 
 def opened(does, **options):
-    """What a function returns of a container, with its agent."""
+    """Result of a function of a container, with its agent."""
 
     async def main():
         agent = ShellAgent(ShellAgent.Options(**{**BOX, **options}))

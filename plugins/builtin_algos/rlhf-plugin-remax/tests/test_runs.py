@@ -62,18 +62,17 @@ def test_the_first_answer_is_the_models_likeliest_and_no_other_is_the_baseline(t
             assert row["advantage"] == pytest.approx(row["reward"] - baselines[row["group_id"]], abs=1e-5)
 
 
+def train_on_saved(tmp_path, **settings):
+    """Trains in ``again`` on the answers that the first step of ``run`` sampled."""
+    settings |= {"algo": "remax", "actor.model": "quickstart", "batch_size": 4, "rollout.max_new_tokens": 4}
+    saved = tmp_path / "run/trajectories/train-step-000001.jsonl"
+    settings |= {"steps": 1, "train.threads": 1, "from_trajectories": str(saved)}
+    rlhf_host.train(run_dir=str(tmp_path / "again"), **settings)
+
+
 def test_saved_answers_are_compared_with_the_greedy_ones_among_them(tmp_path):
     (first,) = train(tmp_path / "run", steps=1)
-    saved = {
-        "algo": "remax",
-        "actor.model": "quickstart",
-        "train.threads": 1,
-        "rollout.max_new_tokens": 4,
-        "batch_size": 4,
-        "steps": 1,
-    }
-    saved = saved | {"from_trajectories": str(tmp_path / "run/trajectories/train-step-000001.jsonl"), "lr": 1e-4}
-    rlhf_host.train(run_dir=str(tmp_path / "again"), **saved)
+    train_on_saved(tmp_path, lr=1e-4)
     (again,) = [json.loads(line) for line in (tmp_path / "again/metrics.jsonl").read_text().splitlines()]
     for name in ("remax/greedy", "remax/sampled", "remax/better", "advantages/std", "grad_norm"):
         assert again[name] == pytest.approx(first[name], rel=1e-4)
@@ -82,20 +81,8 @@ def test_saved_answers_are_compared_with_the_greedy_ones_among_them(tmp_path):
 def test_saved_answers_of_another_agent_are_refused(tmp_path):
     pytest.importorskip("rlhf_plugin_rloo")
     train(tmp_path / "run", algo="rloo", agent="single_turn", steps=1)
-    saved = {
-        "algo": "remax",
-        "actor.model": "quickstart",
-        "train.threads": 1,
-        "rollout.max_new_tokens": 4,
-        "batch_size": 4,
-        "steps": 1,
-    }
     with pytest.raises(UserError, match="those of a run with agent remax"):
-        rlhf_host.train(
-            run_dir=str(tmp_path / "again"),
-            from_trajectories=str(tmp_path / "run/trajectories/train-step-000001.jsonl"),
-            **saved,
-        )
+        train_on_saved(tmp_path)
 
 
 @pytest.mark.parametrize(

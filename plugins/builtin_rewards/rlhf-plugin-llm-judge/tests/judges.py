@@ -128,7 +128,7 @@ def row(*turns, prompt="1+1=", label=None, metadata=None, role="", number=0):
 
 
 def judged(plugin, *rows):
-    """What a reward says of a group, in a loop of its own."""
+    """Answer of a reward to a group, in a loop of its own."""
 
     async def run():
         try:

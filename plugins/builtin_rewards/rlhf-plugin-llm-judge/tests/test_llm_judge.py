@@ -12,6 +12,7 @@ from rlhf_plugin_llm_judge.verdict import SCORE, number_in
 import rlhf_host
 from rlhf_host import Reward, RunError, Segment, Task, Trajectory, Unjudged, UserError
 
+from . import judges
 from .judges import Judge, Raw
 
 
@@ -43,14 +44,7 @@ def row(text, label="2", prompt="1+1="):
 
 def judged(judge, *rows, **options):
     plugin = LLMJudge(LLMJudge.Options(**{"model": "m", "base_url": judge.url, **options}))
-
-    async def run():
-        try:
-            return await plugin.score(rows, None)
-        finally:
-            await plugin.run_finished(None)
-
-    return asyncio.run(run())
+    return judges.judged(plugin, *rows)
 
 
 def test_the_last_number_counts():

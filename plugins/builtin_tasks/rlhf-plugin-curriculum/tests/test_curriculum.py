@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import numpy as np
 import pytest
 import rlhf_authoring.learner
 import torch
+from rlhf_authoring.killing import curve, killed_and_resumed, start
 from rlhf_authoring.learner import SUMS, Learner, right_answer
 from rlhf_plugin_curriculum import Curriculum
 from rlhf_plugin_curriculum.rates import Options, Rates
@@ -147,10 +143,6 @@ def train(run, **more):
     return rlhf_host.train(**{"run_dir": str(run), "extensions": ["curriculum"], **fixed, **more})
 
 
-def curve(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 NAMES = ("curriculum/rate", "curriculum/easy", "curriculum/medium", "curriculum/hard", "curriculum/unseen", "loss", "grad_norm")
 
 
@@ -174,22 +166,8 @@ def test_a_killed_run_goes_on_value_for_value(tmp_path):
     flags = ["--algo", f"{learner}:Learner", "--reward", f"{learner}:right_answer", "--data", tmp_path / "rows.jsonl"]
     flags += ["--model", "quickstart", "--with", "curriculum", "--curriculum.by", "reward", "--n", "4", "--batch-size", "2"]
     flags += ["--max-new-tokens", "4", "--train.threads", "1", "--lr", "1e-3", "--steps", "8", "--checkpoint.every", "2"]
-    command = [sys.executable, "-m", "rlhf_host.cli.main", "train"]
-
-    def start(*more):
-        return subprocess.Popen([*command, *map(str, more)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
     assert start(*flags, "--run-dir", tmp_path / "whole").wait() == 0
-    process = start(*flags, "--run-dir", tmp_path / "run")
-    deadline = time.monotonic() + 300
-    while not (tmp_path / "run/metrics.jsonl").exists() or len(curve(tmp_path / "run")) < 3:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert len(curve(tmp_path / "run")) < 8
-    assert start("--resume", tmp_path / "run").wait() == 0
+    killed_and_resumed(flags, tmp_path / "run", rows=3, steps=8)
     for name in NAMES:
         assert [row[name] for row in curve(tmp_path / "run")] == [row[name] for row in curve(tmp_path / "whole")], name
     states = [torch.load(tmp_path / each / "checkpoints/step-000008/trainer.pt")["plugins"] for each in ("run", "whole")]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import rlhf_authoring.learner
+from rlhf_authoring.killing import curve, killed_and_resumed, start
 from rlhf_plugin_streaming import Streaming
 
 from rlhf_host import UserError
@@ -184,40 +182,30 @@ def test_what_cannot_be_read_is_refused(tmp_path, path, options, said):
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def curve(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def prompts(run):
     lines = (line for path in sorted((run / "trajectories").rglob("*.jsonl")) for line in path.read_text().splitlines())
     return [(row["step"], row["task"], row["prompt"]) for row in map(json.loads, lines) if "prompt" in row]
 
 
-def command(tmp_path, path, *more):
+def flags_of(path, *more):
     learner = rlhf_authoring.learner.__file__
     flags = ["--algo", f"{learner}:Learner", "--reward", f"{learner}:right_answer", "--model", "quickstart", "--n", "2"]
     flags += ["--data", "streaming", "--data.streaming.files", path, "--data.streaming.buffer", "5", "--batch-size", "6"]
     flags += ["--max-new-tokens", "4", "--train.threads", "1", "--lr", "1e-3", "--checkpoint.every", "2", *more]
-    return [sys.executable, "-m", "rlhf_host.cli.main", "train", *map(str, flags)]
+    return flags
 
 
-def quiet(command):
-    return subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def told(*flags):
+    """A run that ends, with what it printed."""
+    return subprocess.run(
+        [sys.executable, "-m", "rlhf_host.cli.main", "train", *map(str, flags)], capture_output=True, text=True
+    )
 
 
 def test_a_killed_run_sees_the_rows_of_one_that_was_not(tmp_path, shards):
-    whole = command(tmp_path, shards, "--steps", 12, "--run-dir", tmp_path / "whole", "--trajectories.every", 1)
-    assert quiet(whole).wait() == 0
-    process = quiet([*whole, "--run-dir", tmp_path / "run"])
-    deadline = time.monotonic() + 300
-    while not (tmp_path / "run/metrics.jsonl").exists() or len(curve(tmp_path / "run")) < 4:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert len(curve(tmp_path / "run")) < 12
-    assert quiet([sys.executable, "-m", "rlhf_host.cli.main", "train", "--resume", tmp_path / "run"]).wait() == 0
+    flags = flags_of(shards, "--steps", 12, "--trajectories.every", 1)
+    assert start(*flags, "--run-dir", tmp_path / "whole").wait() == 0
+    killed_and_resumed(flags, tmp_path / "run", rows=4, steps=12)
     seen = prompts(tmp_path / "whole")
     assert prompts(tmp_path / "run") == seen
     first_pass = [prompt for _, _, prompt in seen[::2]][: len(ROWS)]
@@ -236,16 +224,14 @@ def test_a_killed_run_sees_the_rows_of_one_that_was_not(tmp_path, shards):
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(tmp_path, shards, flags, said):
-    asked = command(tmp_path, shards, "--steps", "2", "--run-dir", tmp_path / "run", *flags)
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    done = told(*flags_of(shards, "--steps", "2", "--run-dir", tmp_path / "run", *flags))
     assert done.returncode == 2, done.stderr
     assert said in " ".join(done.stderr.split())
 
 
 def test_other_data_than_the_checkpoint_s_is_refused(tmp_path, shards):
-    assert quiet(command(tmp_path, shards, "--steps", "2", "--run-dir", tmp_path / "run")).wait() == 0
+    assert start(*flags_of(shards, "--steps", "2", "--run-dir", tmp_path / "run")).wait() == 0
     write(shards / "3.jsonl", ROWS)
-    resumed = [sys.executable, "-m", "rlhf_host.cli.main", "train", "--resume", tmp_path / "run", "--train.steps", "4"]
-    done = subprocess.run([*map(str, resumed)], capture_output=True, text=True, check=False)
+    done = told("--resume", tmp_path / "run", "--train.steps", "4")
     assert done.returncode == 2, done.stderr
     assert "are not those of the checkpoint: resume with the same data" in " ".join(done.stderr.split())

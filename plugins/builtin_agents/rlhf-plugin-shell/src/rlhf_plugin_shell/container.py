@@ -55,7 +55,7 @@ the command's own lines. At its beginning and end all other processes are killed
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where in the container folders are."""
+    """Folders in the container, and users."""
 
     work: str
     home: str = ""

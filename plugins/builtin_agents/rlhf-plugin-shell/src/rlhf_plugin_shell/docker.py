@@ -31,7 +31,7 @@ WORK = "/work"
 THREADS = 64
 """Threads and processes that a container may have beyond ``processes``."""
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID", "SYS_CHROOT")
-"""What root of a container may do: package managers and servers need it."""
+"""Capabilities of a container's root: package managers and servers need them."""
 ROOT = ("", "0", "root", "0:0", "root:root")
 READY_S = 120
 """Seconds in which the services of a compose file must be healthy."""

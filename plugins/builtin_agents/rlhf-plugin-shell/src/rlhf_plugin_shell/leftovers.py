@@ -21,7 +21,7 @@ KINDS = {
     "network": (("network", "ls", "--quiet"), ("network", "rm"), ("network", "inspect", "--format")),
     "volume": (("volume", "ls", "--quiet"), ("volume", "rm", "--force"), ("volume", "inspect", "--format")),
 }
-"""What is left over → how it is listed, removed and looked at."""
+"""Kind of leftover → how it is listed, removed and looked at."""
 _GUARD = """
 trap '' INT TERM HUP
 passes="1 2 3"

@@ -1,4 +1,4 @@
-"""What a sandbox is: a place where the commands of an episode run. Packages bring more by entry point (``rlhf.sandboxes``)."""
+"""Sandboxes: places where the commands of an episode run. Packages bring more by entry point (``rlhf.sandboxes``)."""
 
 from __future__ import annotations
 

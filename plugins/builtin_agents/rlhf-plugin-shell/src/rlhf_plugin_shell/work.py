@@ -54,7 +54,7 @@ class Work:
 
     @property
     def environment(self) -> str:
-        """What the image is made from: tasks with the same one have the same image."""
+        """Source of the image: tasks with the same one have the same image."""
         return self.compose_file or str(self.build or "") or self.docker_image
 
     @property

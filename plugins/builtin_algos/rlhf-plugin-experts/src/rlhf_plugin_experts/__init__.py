@@ -96,7 +96,7 @@ class RouterReplay:
 
 
 class ExpertMetrics:
-    """How evenly the layers of a mixture of experts use their experts."""
+    """Evenness with which the layers of a mixture of experts use their experts."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

@@ -24,7 +24,7 @@ class Pass:
     lengths: Sequence[int]
     """Tokens of each row."""
     traces: Sequence[Mapping[str, Any]] | None = None
-    """Of each row, if its experts are replayed."""
+    """True for each row whose experts are replayed."""
     counts: bool = False
     """The tokens of each expert are counted."""
     calls: int = 0

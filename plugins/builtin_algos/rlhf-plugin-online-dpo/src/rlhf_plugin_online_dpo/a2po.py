@@ -20,13 +20,11 @@ from rlhf_host import (
     Group,
     LossTerm,
     Metric,
-    Output,
     Outputs,
-    RoleNeed,
     Trajectory,
     hookimpl,
 )
-from rlhf_plugin_online_dpo.rivals import RIVAL, BesideReference, check_agent, logprobs_of_rows
+from rlhf_plugin_online_dpo.rivals import RIVAL, BesideReference, check_agent, logprobs_of_rows, regression_needs
 
 
 class FirstOfPolicy(BesideReference):
@@ -62,15 +60,7 @@ class A2PO:
 
     @hookimpl
     def needs(self) -> AlgoNeeds:
-        actor = RoleNeed("actor", trainable=True, source=None, lr=1e-6)
-        return AlgoNeeds(
-            data="prompts",
-            roles=(actor, RoleNeed(RIVAL, source="actor")),
-            outputs=(Output("logprobs", RIVAL),),
-            min_group_size=2,
-            weights=None,
-            ratio=False,
-        )
+        return regression_needs()
 
     @hookimpl
     def check_run(self, config: Mapping[str, Any]) -> None:

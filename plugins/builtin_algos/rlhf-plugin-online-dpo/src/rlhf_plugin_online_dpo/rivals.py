@@ -179,7 +179,7 @@ class XPO:
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, Any]:
-        return {"chosen": losses.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+        return losses.prepared_pairs(experience, self.options)
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:
@@ -197,6 +197,19 @@ def logprobs_of_rows(outputs: Outputs, batch: Batch) -> Tensor:
     if outputs.logprobs is None:
         raise ValueError("a loss of answers needs outputs.logprobs")
     return outputs.logprobs.where(batch.loss_mask, 0.0).sum(-1)
+
+
+def regression_needs() -> AlgoNeeds:
+    """Returns what losses on the policy's own answers need that use its log-ratio to the other model."""
+    actor = RoleNeed("actor", trainable=True, source=None, lr=1e-6)
+    return AlgoNeeds(
+        data="prompts",
+        roles=(actor, RoleNeed(RIVAL, source="actor")),
+        outputs=(Output("logprobs", RIVAL),),
+        min_group_size=2,
+        weights=None,
+        ratio=False,
+    )
 
 
 # --- Nash-MD ------------------------------------------------------------------------------------------
@@ -228,15 +241,7 @@ class NashMD:
 
     @hookimpl
     def needs(self) -> Needs:
-        actor = RoleNeed("actor", trainable=True, source=None, lr=1e-6)
-        return AlgoNeeds(
-            data="prompts",
-            roles=(actor, RoleNeed(RIVAL, source="actor")),
-            outputs=(Output("logprobs", RIVAL),),
-            min_group_size=2,
-            weights=None,
-            ratio=False,
-        )
+        return regression_needs()
 
     @hookimpl
     def check_run(self, config: Mapping[str, Any]) -> None:

@@ -124,7 +124,7 @@ class SPIN:
 
     @hookimpl
     def prepare_batch(self, experience: Experience) -> dict[str, Any]:
-        return {"chosen": losses.chosen_tokens(experience)} if self.options.nll_weight > 0 else {}
+        return losses.prepared_pairs(experience, self.options)
 
     @hookimpl
     def compute_loss(self, outputs: Outputs, batch: Batch) -> list[LossTerm | Metric]:

@@ -1,4 +1,4 @@
-"""What processes recorded of one step, put together: the timeline, and a record for people and commands."""
+"""Recordings of one step from all processes, put together: the timeline, and a record for people and commands."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rlhf_rows.losses.options import (
 )
 
 if TYPE_CHECKING:
-    from rlhf_rows.losses.preference import chosen_tokens, on_rows, pairs, preference_loss, preference_losses
+    from rlhf_rows.losses.preference import chosen_tokens, on_rows, pairs, preference_loss, preference_losses, prepared_pairs
     from rlhf_rows.losses.supervised import supervised_loss
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "preference_loss",
     "preference_losses",
     "preference_needs",
+    "prepared_pairs",
     "supervised_loss",
 ]
 

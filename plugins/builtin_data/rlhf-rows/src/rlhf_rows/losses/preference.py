@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, Batch, Extra, LossTerm, Metric, Outputs
+from rlhf_host import SEQUENCE_MEAN_TOKEN_MEAN, TOKEN_MEAN, Batch, Experience, Extra, LossTerm, Metric, Outputs
 from rlhf_host.functional import masked_sum
 from rlhf_rows.losses.options import PreferenceOptions
 
@@ -63,6 +64,11 @@ def on_rows(values: Tensor, *places: Tensor) -> Tensor:
 def chosen_tokens(batch: Batch) -> Tensor:
     """Returns ``[B, T]`` bool: tokens of chosen or desirable rows in the loss."""
     return batch.loss_mask & (batch.columns["label"] == 1).unsqueeze(-1)
+
+
+def prepared_pairs(experience: Experience, options: PreferenceOptions) -> dict[str, Any]:
+    """Returns what ``prepare_batch`` gives for ``preference_loss``: the tokens whose likelihood is in the loss, if any."""
+    return {"chosen": chosen_tokens(experience)} if options.nll_weight > 0 else {}
 
 
 # --- losses -------------------------------------------------------------------------------------------
