@@ -495,7 +495,7 @@ def build(flags, rest):
             shutil.copy(source, path)
     keep("images", tag, {**config, "labels": {}})
     if runs:
-        name = made(tag, ["bash", "-c", "while :; do sleep 100 & wait; done"], {})
+        name = made(tag, ["bash", "-c", "exec 3<> <(:) && while :; do (read -r -t 100 -u 3) & wait; done"], {})
         about = record("containers", name) | {"name": name}
         for where, words in runs:
             if code := inside(about, ["sh", "-c", f"mkdir -p {shlex.quote(where)}; cd {shlex.quote(where)}; {words}"]):

@@ -15,7 +15,7 @@ import pytest
 from rlhf_authoring import agent_contract
 from rlhf_authoring.learner import Learner
 from rlhf_plugin_shell import ShellAgent
-from rlhf_plugin_shell.container import Container, archive, only_file
+from rlhf_plugin_shell.container import STAYS, Container, archive, only_file
 from rlhf_plugin_shell.docker_command import docker_command
 from rlhf_plugin_shell.leftovers import is_over, this_process
 from rlhf_plugin_shell.sandboxes import File, SandboxFailed
@@ -141,6 +141,21 @@ def test_a_command_that_is_ended_leaves_no_process():
     assert took < 10
     assert "sleep 100" not in left
     assert not re.search("sleep 12[34]", after)
+
+
+def test_the_first_process_rests_without_any_program():
+    process = subprocess.Popen([str(shutil.which("bash")), "-c", STAYS], env={"PATH": "/removed"}, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(1.0)
+        assert process.poll() is None
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        assert used < 0.2, "seconds of the processor, its children's too, in one"
+    finally:
+        for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+        process.kill()
+        process.wait()
 
 
 def test_output_is_read_no_further_than_its_limit():

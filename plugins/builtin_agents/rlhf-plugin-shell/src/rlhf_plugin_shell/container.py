@@ -18,8 +18,9 @@ from rlhf_plugin_code_exec.shells import LONGEST_COMMAND
 from rlhf_plugin_shell.docker_command import CallFailed, DockerCommand
 from rlhf_plugin_shell.sandboxes import File, Ran, SandboxFailed, ShellLimits
 
-STAYS = "while :; do sleep 3600 & wait; done"
-"""The container's first process, for ``bash``: it collects what ended, and only the container's end ends it."""
+STAYS = "exec 3<> <(:) && while :; do (read -r -t 3600 -u 3) & wait; done"
+"""The container's first process, for ``bash``: it collects what ended, and only the container's end ends it. It waits without any
+program of the container: a command that removed ``sleep`` would make it a loop without rest."""
 STATE = "/tmp/.shell-state"
 """File with what one command has of those before it."""
 START_S = 30.0
