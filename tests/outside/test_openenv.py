@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 import urllib.request
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf_host.distributed import reserved
 from tests.chat_models import save_chat_model
 
 HERE = Path(__file__).parent
@@ -22,9 +22,8 @@ pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="needs openenv-core:
 
 @pytest.fixture
 def url():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    place = reserved("127.0.0.1")
+    port = place.getsockname()[1]
     process = subprocess.Popen([str(PYTHON), str(HERE / "openenv_server.py"), str(port), "2"])
     address = f"http://127.0.0.1:{port}"
     try:
@@ -38,6 +37,7 @@ def url():
     finally:
         process.terminate()
         process.wait(10)
+        place.close()
 
 
 def test_a_real_server_trains(url, rlhf, tmp_path):

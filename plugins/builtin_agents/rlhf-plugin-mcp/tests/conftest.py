@@ -16,6 +16,7 @@ from rlhf_authoring.models import TOOLS_TEMPLATE, byte_tokenizer
 from rlhf_plugin_mcp import McpAgent
 
 from rlhf_host import Episode, Sampling, Task
+from rlhf_host.distributed import reserved
 from rlhf_host.installed import find
 from rlhf_host.internals import Episodes, EpisodeSettings, Gate, Loaded, PluginManager, SampledModel
 from rlhf_host.settings import RolloutConfig
@@ -36,9 +37,10 @@ def stdio():
 @lru_cache(maxsize=1)
 def at_an_address():
     """A server at an address, which ends with the tests: most use it, because a server takes seconds to start."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    place = reserved("127.0.0.1")
+    port = place.getsockname()[1]
     process = subprocess.Popen([sys.executable, SERVER, "streamable-http", str(port)], stderr=subprocess.DEVNULL)
+    atexit.register(place.close)
     atexit.register(process.kill)
     until = time.monotonic() + 60
     while True:

@@ -16,6 +16,8 @@ from rlhf_server.json_reader import DEPTH, NESTED, VALUES, read_object
 from rlhf_server.limits import Limits
 from rlhf_server.rewards import RewardServer
 
+from rlhf_host.distributed import reserved
+
 USER = [{"role": "user", "content": "hi"}]
 CHAT, JUDGE = "/v1/chat/completions", "/get_reward"
 SIZE = 60 << 20
@@ -96,8 +98,8 @@ def test_of_a_run_nobody_is_read_without_an_episode(stage, port, episode, told):
     """The episode in the body counts only at the port that was asked for, for programs that run already."""
 
     async def test():
-        made, free = stage(lambda ids: "x"), httpx.URL("http://127.0.0.1:0")
-        server = await PolicyServer.start(port=_free_port() if port else free.port or 0)
+        made, place = stage(lambda ids: "x"), reserved("127.0.0.1")
+        server = await PolicyServer.start(port=place.getsockname()[1] if port else 0)
         session = server.open(made.policy()) if episode else None
         said = await asked(server.url, CHAT, LONG) if told else None
         if session is not None:
@@ -109,17 +111,10 @@ def test_of_a_run_nobody_is_read_without_an_episode(stage, port, episode, told):
                 ]
             assert [answer.status_code for answer in answers] == [200, 404, 410]
         await server.close()
+        place.close()
         return said
 
     assert run(test()) == told
-
-
-def _free_port():
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.mark.parametrize("path", [JUDGE, "/v1/score"])

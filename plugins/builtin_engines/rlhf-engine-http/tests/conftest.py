@@ -10,6 +10,7 @@ from rlhf_engine_http import Http, fleet
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_host import Sampling
+from rlhf_host.distributed import reserved
 from rlhf_host.protocols import NO_WEIGHTS, EngineStart
 
 from .sglang import Sglang
@@ -33,6 +34,13 @@ def tiny(tmp_path_factory):
 def server(tiny):
     with Sglang(tiny) as server:
         yield server
+
+
+@pytest.fixture
+def nobody():
+    """An address at which nothing listens."""
+    with reserved("127.0.0.1") as place:
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
 
 
 class Rig:

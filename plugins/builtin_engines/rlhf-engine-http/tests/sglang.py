@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import socket
 import threading
 from pathlib import Path
 
@@ -11,11 +10,7 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
+from rlhf_host.distributed import reserved
 
 LOADING = threading.Lock()
 """transformers takes functions of its classes away while it loads: two threads at once would leave them away."""
@@ -31,12 +26,15 @@ class Sglang:
     ``seen`` has the requests' seeds; none is answered while ``answers`` is not set.
 
     Args:
+        place: a socket that keeps the server's port.
         raw: log-probabilities before temperature, as with ``SGLANG_RETURN_ORIGINAL_LOGPROB``.
         seeds: follow ``sampling_seed``, as with ``--enable-deterministic-inference``.
     """
 
-    def __init__(self, model, *, port=0, raw=False, seeds=True, key=None, facts=()):
-        self.model_path, self.port, self.raw, self.seeds, self.key = str(model), port or free_port(), raw, seeds, key
+    def __init__(self, model, *, place=None, raw=False, seeds=True, key=None, facts=()):
+        self.model_path, self.raw, self.seeds, self.key = str(model), raw, seeds, key
+        self.place = place or reserved("127.0.0.1")
+        self.port = self.place.getsockname()[1]
         self.facts = {"dtype": "float32", "context_length": 512, "quantization": None, "kv_cache_dtype": "auto", **dict(facts)}
         self.url = f"http://127.0.0.1:{self.port}"
         self.faults, self.paths, self.loaded = [], [], []

