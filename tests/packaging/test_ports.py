@@ -15,7 +15,7 @@ def let_go(source):
     return [
         last.lineno
         for last in lasts
-        if isinstance(last, ast.Assign | ast.AnnAssign | ast.Return) and "getsockname" in ast.unparse(last)
+        if isinstance(last, ast.Assign | ast.AnnAssign | ast.Return) and "getsockname()[1]" in ast.unparse(last)
     ]
 
 
