@@ -6,7 +6,7 @@
 
 Each prediction and each run has a process of its own. Wall seconds say something on a quiet machine alone; CPU seconds of the
 process also where others compute. Lengths of answers are those of answers to 20 prompts, sampled before (``--measure-answers``).
-The table has means over steps without the first one.
+The table has means over steps without the first two, in which a process grows: its memory, its threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHAPES: dict[str, tuple[int, tuple[str, ...]]] = {
         ("--algo", "rloo", *ONLINE, *REAL, "--train.batch-size", "2", "--rollout.n", "4", "--rollout.max-new-tokens", "24"),
     ),
     "SmolLM2, SFT on 32 short rows": (
-        4,
+        8,
         ("--algo", "sft", "--actor.model", "SMOLLM2", "--data", str(DATA / "sums_answers.jsonl"), "--train.batch-size", "32"),
     ),
     "tiny, DPO": (12, ("--algo", "dpo", "--actor.model", "quickstart", "--data", str(DATA / "sums_pairs.jsonl"))),
@@ -73,7 +73,7 @@ def predicted(flags: list[str]) -> dict[str, Any]:
 
 def measured(flags: list[str], steps: int) -> dict[str, Any]:
     """Runs in this process."""
-    from rlhf_plan.dry_steps import Clock
+    from rlhf_plan.dry_steps import WARM, Clock
 
     from rlhf_host.config.flags import parse
     from rlhf_host.internals import train
@@ -90,8 +90,8 @@ def measured(flags: list[str], steps: int) -> dict[str, Any]:
         with closing(run.plugins()) as manager:
             train(run.config, manager)
     rows = clock.rows
-    cpu = (rows[-1]["cpu"] - rows[0]["cpu"]) / (len(rows) - 1)
-    return {"step": statistics.fmean(row["time/step"] for row in rows[1:]), "cpu": cpu}
+    cpu = (rows[-1]["cpu"] - rows[WARM - 1]["cpu"]) / (len(rows) - WARM)
+    return {"step": statistics.fmean(row["time/step"] for row in rows[WARM:]), "cpu": cpu}
 
 
 def in_child(part: str, name: str, smollm2: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rlhf_host import hookimpl
 from rlhf_host.internals import train
 from rlhf_host.settings import RunConfig, resolve
 
-WARM, TIMED = 1, 2
+WARM, TIMED = 2, 2
 """Steps before any is timed, and timed ones."""
 PARTS = {
     "sampling": ("time/rollout",),
