@@ -193,6 +193,17 @@ def rewrite_prompts(experience: Experience) -> Mapping[str, Sequence[Sequence[in
     """
 
 
+@hookspec(calls="each", gives=(Mapping, None))
+def rewrite_rows(experience: Experience) -> Mapping[str, Sequence[Trajectory]] | None:
+    """Return the batch's rows in the tokens of roles with another tokenizer (``RoleNeed.own_tokens``), one trajectory for each
+    row: the same text, as the role reads it. What ``Needs.outputs`` ask of the role is computed over these rows, and is in
+    ``batch.rows[role]``; a whole distribution is in ``outputs.others[role]``, each model's over its own tokens.
+
+    Called with ``rewrite_prompts``. A row has a prompt and a completion, and fits the role (``RoleHandle.context_length``). Rows
+    with pictures are refused.
+    """
+
+
 @hookspec(calls="chained", gives=("[B]",))
 def transform_rewards(experience: Experience, rewards: Tensor) -> Tensor:
     """Change the rewards, ``[B]`` → ``[B]``, before any baseline: clip, normalise, penalise."""

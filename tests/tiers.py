@@ -247,6 +247,10 @@ SLOW = {
     "tests/distributed/sync/test_transfer.py": ("receiver_lost", "receivers that hang or are gone"),
     "tests/distributed/sync/test_verify.py": ("broadcast", "a skipped sync, by broadcast"),
     "tests/test_examples.py": ("chain_from", "the examples, one after the other"),
+    "plugins/builtin_algos/rlhf-plugin-distill/tests/test_runs.py": (
+        r"^(?!test_(a_row_with|runs_that|a_teacher_whose|rows_of_tokens|rows_go_to_the_teacher_that_their_column_names\[distill-true))",
+        "runs with teachers of other tokenizers; one with two teachers, and what is refused, at every change",
+    ),
     "plugins/builtin_algos/rlhf-plugin-distill/tests/test_sdpo.py": (
         "learns_from_its_own",
         "runs that learn from their own solutions, and resume",

@@ -231,7 +231,7 @@ def _precompute_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
             yield f"the role {need.name!r} {moves}, so its log-probabilities cannot be computed before: {leave}"
         elif needs.samples:
             yield f"the run samples the rows that the role {need.name!r} is wanted for, so nothing is known before: {leave}"
-        elif uses != {"logprobs"}:
+        elif uses != {"logprobs"} or need.own_tokens:
             other = ", ".join(sorted(uses - {"logprobs"})) or "nothing that can be kept"
             yield f"of the role {need.name!r} {other} is wanted, and only log-probabilities are computed before: {leave}"
 

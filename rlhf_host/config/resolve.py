@@ -293,6 +293,7 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
             rewards=merged.rewards and needs.rewards,
             on_policy=merged.on_policy or needs.on_policy,
             unit_rows=merged.unit_rows or own.unit_rows,
+            texts=merged.texts or own.texts,
             separator=merged.separator if own.separator is None else own.separator,
         )
     for output in merged.outputs:
@@ -345,4 +346,5 @@ def _spec(need: RoleNeed) -> str:
     kind += "" if need.mixes is None else f" with a share of {need.mixes:g} in a mixture"
     if need.follows is not None:
         kind = f"following by {need.follows.share:g} every {need.follows.every} steps"
+    kind += " and with its own tokens" if need.own_tokens else ""
     return f"{need.head} head, {kind}, from {need.source or 'its own model'}{rate}"

@@ -62,6 +62,9 @@ class RoleNeed:
     follows: Follow | None = None
     """A frozen model whose weights move: an average of the policy's, a moving reference, or the policy itself as a teacher. Where
     plugins need the same role, it moves if one of them says so."""
+    own_tokens: bool = False
+    """A frozen model with another tokenizer than the policy's: it reads the rows that the hook ``rewrite_rows`` gives in its own
+    tokens."""
 
     @property
     def moves(self) -> bool:
@@ -71,6 +74,8 @@ class RoleNeed:
     def __post_init__(self) -> None:
         if self.follows is not None and (self.trainable or self.generates or self.source is None or self.source == self.name):
             raise ValueError(f"the role {self.name!r} follows another, so it is frozen, does not generate, and has a source")
+        if self.own_tokens and (self.trainable or self.source == "actor"):
+            raise ValueError(f"the role {self.name!r} has its own tokens, so it is frozen, and another model than the actor")
         if self.mixes is not None and not (0 < self.mixes < 1 and self.generates and self.source == "actor"):
             raise ValueError(
                 f"the role {self.name!r} mixes, so it generates, comes from the actor, and its share lies between 0 and 1"
@@ -185,6 +190,8 @@ class AlgoNeeds(Needs):
     """
     unit_rows: bool = False
     """True: rows that share a ``unit_id`` (pairs) must stay in one micro-batch."""
+    texts: bool = False
+    """True: rows of a data set keep their text and further columns: ``Task.prompt``, ``ground_truth`` and ``metadata``."""
     separator: str | None = None
     """For ``stepwise`` data: the text after each step, whose last token has the step's label; ``None``: a line break."""
 

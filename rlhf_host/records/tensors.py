@@ -148,6 +148,8 @@ class Batch:
     """role → ``[B, T]``: the entropy of its distribution of each token, before the step."""
     collision: dict[str, Tensor] = field(default_factory=dict)
     """role → ``[B, T]``: ``Σ p²`` over its distribution of each token, before the step: how likely two draws are equal."""
+    rows: dict[str, Batch] = field(default_factory=dict)
+    """role → the rows in its own tokens (``rewrite_rows``), ``[B, T']``, with what is computed of it before the step."""
 
     def __post_init__(self) -> None:
         for name in ("logprobs", "values", "bootstrap", "distributions", "entropy", "collision"):
@@ -171,10 +173,10 @@ class Batch:
         """Returns the part of it that workers get."""
         return Batch(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Batch)})
 
-    def seen_by(self, role: str) -> Self:
-        """Returns the batch as the role sees it: the same completions after the prompts that a plugin wrote for it."""
+    def seen_by(self, role: str) -> Batch:
+        """Returns the batch as the role sees it: in its own tokens, or after the prompts that a plugin wrote for it."""
         if role not in self.prompts:
-            return self
+            return self.rows.get(role, self)
         return dataclasses.replace(self, prompt_ids=self.prompts[role], traces=None)
 
     def map(self, change: Callable[[str, Any], Any]) -> Self:
@@ -185,6 +187,8 @@ class Batch:
                 return {key: walk(name, item) for key, item in value.items()}
             if isinstance(value, TopK):
                 return TopK(*(walk(name, item) for item in value))
+            if isinstance(value, Batch):
+                return value.map(change)
             return change(name, value) if hasattr(value, "shape") else value
 
         return type(self)(**{f.name: walk(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
@@ -206,11 +210,12 @@ class Batch:
             value = value.index_select(0, index)
             return value[:, :length] if timed else value
 
-        part = self.map(cut)
+        part = dataclasses.replace(self, rows={}).map(cut)
         part.prompt_ids = [self.prompt_ids[i] for i in rows]
         part.images = None if self.images is None else [self.images[i] for i in rows]
         part.traces = None if self.traces is None else [self.traces[i] for i in rows]
         part.prompts = {role: [prompts[i] for i in rows] for role, prompts in self.prompts.items()}
+        part.rows = {role: seen.select(rows, trim=trim) for role, seen in self.rows.items()}
         return part
 
     if not TYPE_CHECKING:
@@ -259,7 +264,9 @@ class Experience(Batch):
 
 @dataclass(slots=True)
 class Distribution:
-    """Log-probabilities of two models over the same tokens: ``k`` tokens, or the whole vocabulary; 0 at padding."""
+    """Log-probabilities of two models over the same tokens: ``k`` tokens, or the whole vocabulary; 0 at padding. If the other has
+    its own tokens (``RoleNeed.own_tokens``), each is over its own vocabulary and rows, ``[B, T', V']`` and ``[B, T, V]``.
+    """
 
     logprobs: Tensor
     """``[B, T, k]`` or ``[B, T, V]`` fp32: of the other role, without gradient."""

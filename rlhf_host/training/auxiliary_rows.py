@@ -95,13 +95,15 @@ def joined(batch: Experience, rows: Experience, alias: str) -> Experience:
             changes[name] = {key: put(name, mine.get(key), theirs.get(key)) for key in {**mine, **theirs}}
         elif name == "extra":
             changes[name] = {one: {key: put(name, each) for key, each in own.items()} for one, own in mine.items()}
-        elif isinstance(mine, Mapping) and name not in ("prompts", "stats", "own"):
+        elif isinstance(mine, Mapping) and name not in ("prompts", "rows", "stats", "own"):
             changes[name] = {key: put(name, each) for key, each in mine.items()}
         elif isinstance(mine, Tensor):
             changes[name] = put(name, mine, theirs if name in OWN else None)
     changes["extra"][alias][BESIDE] = put(BESIDE, batch.extra[alias][BESIDE], rows.action_mask)
     changes["prompt_ids"] = [*batch.prompt_ids, *rows.prompt_ids]
     changes["prompts"] = {role: [*prompts, *rows.prompt_ids] for role, prompts in batch.prompts.items()}
+    others = [*range(len(batch)), *[0] * len(rows)]  # the rows beside have any: no mask of the batch has them
+    changes["rows"] = {role: seen.select(others) for role, seen in batch.rows.items()}
     changes["trajectories"] = [*batch.trajectories, *rows.trajectories]
     for name, none in (("images", ()), ("traces", {})):
         if (own := [getattr(each, name) for each in (batch, rows)]) != [None, None]:

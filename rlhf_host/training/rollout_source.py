@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +31,7 @@ from rlhf_host.rollouts.pipeline import Pipeline
 from rlhf_host.training.auxiliary_rows import auxiliary_rows, no_rows
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.reduction import reduced
+from rlhf_host.training.role_handles import completions
 from rlhf_host.training.sampled_rollouts import Rollouts
 from rlhf_host.training.source import Drawn, timed
 
@@ -179,30 +179,31 @@ def identical_answers(batch: Experience) -> dict[str, float]:
 
 
 def add_prompts(experience: Experience, manager: PluginManager, needs: Needs, roles: Mapping[str, RoleHandle]) -> None:
-    """Adds, in place, the prompts that plugins write for frozen roles.
+    """Adds, in place, the prompts and rows that plugins write for frozen roles.
 
-    Raises ``RunError`` for those of a role that is trained or not there, or that another plugin wrote; for rows with pictures;
-    and for a row that does not fit the role.
+    Raises ``RunError`` for those of a role that is trained or not there, has its own tokens or does not, or that another plugin
+    wrote; for rows with pictures; for a row that does not fit the role; and for a role with its own tokens that got none.
     """
-    frozen = {need.name for need in needs.roles if not need.trainable}
-    for key, written in manager.each("rewrite_prompts", experience=experience):
-        who = f"{key}: rewrite_prompts"
-        for role, prompts in written.items():
-            if role not in frozen or role in experience.prompts:
-                why = "another plugin wrote them" if role in experience.prompts else f"frozen are {', '.join(sorted(frozen))}"
-                raise RunError(f"{who} gave prompts for the role {role!r}, and {why}")
-            if experience.images is not None:
-                raise RunError(f"{who} gave prompts for rows with pictures, which keep their places: leave the pictures out")
-            if len(prompts) != len(experience) or not all(map(len, prompts)):
-                raise RunError(
-                    f"{who} gave {len(prompts)} prompts for the role {role!r}, expected {len(experience)} with tokens"
-                )
-            longest = max(map(operator.add, map(len, prompts), experience.lengths.tolist()))
-            if longest > (room := roles[role].context_length):
-                raise RunError(
-                    f"{who} gave a prompt for the role {role!r} that makes a row of {longest} tokens, and it has {room}"
-                )
-            experience.prompts[role] = prompts
+    own = {need.name for need in needs.roles if need.own_tokens}
+    frozen = {need.name for need in needs.roles if not need.trainable} - own
+    for noun, done, allowed in (("prompts", experience.prompts, frozen), ("rows", experience.rows, own)):
+        for key, written in manager.each(f"rewrite_{noun}", experience=experience):
+            for role, given in written.items():
+                who = f"{key}: rewrite_{noun} gave {noun} for the role {role!r}"
+                if role not in allowed or role in done:
+                    known = f"{'frozen' if allowed is frozen else 'with own_tokens'} are {', '.join(sorted(allowed))}"
+                    raise RunError(f"{who}, and {'another plugin wrote them' if role in done else known}")
+                if experience.images is not None:
+                    raise RunError(f"{who}, and rows have pictures, which keep their places: leave the pictures out")
+                seen = experience if allowed is frozen else completions(given, experience.temperature)
+                sizes = [*zip(map(len, given if allowed is frozen else seen.prompt_ids), seen.lengths.tolist(), strict=False)]
+                if len(given) != len(experience) or not all(size[0] and (size[1] or allowed is frozen) for size in sizes):
+                    raise RunError(f"{who}: {len(given)}, expected {len(experience)} with tokens")
+                if (longest := max(map(sum, sizes))) > (room := roles[role].context_length):
+                    raise RunError(f"{who} with which a row has {longest} tokens, and it takes {room}")
+                done[role] = given if allowed is frozen else seen
+    if missing := own - experience.rows.keys():
+        raise RunError(f"rewrite_rows gave no rows for the role {min(missing)!r}, which has its own tokens")
 
 
 def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: str) -> None:
@@ -210,7 +211,7 @@ def add_outputs(experience: Experience, trainer: Trainer, needs: Needs, mode: st
     Existing log-probabilities stay.
     """
     for role, quantity in ((output.role, output.what) for output in needs.outputs if output.role):
-        if quantity != "distribution" and role not in (known := getattr(experience, quantity)):
+        if quantity != "distribution" and role not in (known := getattr(experience.rows.get(role, experience), quantity)):
             known[role] = trainer.outputs(role, cast(RoleOutput, quantity), experience.seen_by(role))
     if mode == "sampler":
         experience.old_logprobs = experience.sampler_logprobs
@@ -268,7 +269,8 @@ def add_extra(experience: Experience, manager: PluginManager, trainer: Trainer, 
     """
     for output in needs.outputs:
         if output.what == "distribution" and output.top is not None:
-            experience.distributions[output.role] = trainer.topk(output.role, output.top, experience.seen_by(output.role))
+            likeliest = trainer.topk(output.role, output.top, experience.seen_by(output.role))
+            experience.rows.get(output.role, experience).distributions[output.role] = likeliest
     for key, values in manager.each("prepare_batch", experience=experience):
         alias = manager.by_key[key].alias
         if alias in experience.extra:

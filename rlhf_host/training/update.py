@@ -139,7 +139,7 @@ class Accumulation:
         for other in self.whole:
             with torch.no_grad():
                 theirs = other.passes.forward(**rows_of(rows.seen_by(other.name)), outputs=frozenset({"logits"})).logits
-            outputs.others[other.name] = whole_distribution(theirs, outputs.logits, part)
+            outputs.others[other.name] = whole_distribution(theirs, outputs.logits, part, other.name)
         loss: Tensor | None = None
         try:
             if result.failure is None:
@@ -222,17 +222,19 @@ def _refuse_constant(key: str, term: str, share: list[float]) -> None:
         raise RunError(f"{key}: loss term {term!r} has no gradient: make it of outputs, without detach and no_grad")
 
 
-def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch) -> Distribution:
+def whole_distribution(theirs: Tensor | None, own: Tensor | None, batch: Batch, role: str) -> Distribution:
     """Returns the distribution over the whole vocabulary, from logits ``[b, t, V]``, at the batch's temperature. Raises
-    ``UserError`` for two different vocabularies.
+    ``UserError`` for two different vocabularies, unless the role has its own tokens.
     """
     assert theirs is not None
     assert own is not None
-    if theirs.shape != own.shape:
+    if theirs.shape != own.shape and role not in batch.rows:
         sizes = f"{theirs.shape[-1]} tokens, and this model one of {own.shape[-1]}"
         raise UserError(f"the other role has a vocabulary of {sizes}: give a model with the same tokens")
-    mask = batch.completion_mask.unsqueeze(-1)
-    logprobs, mine = (torch.where(mask, (logits / batch.temperature).log_softmax(-1), 0.0) for logits in (theirs, own))
+    logprobs, mine = (
+        torch.where(rows.completion_mask.unsqueeze(-1), (logits / batch.temperature).log_softmax(-1), 0.0)
+        for logits, rows in ((theirs, batch.seen_by(role)), (own, batch))
+    )
     return Distribution(logprobs, mine)
 
 

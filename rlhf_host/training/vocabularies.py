@@ -23,15 +23,15 @@ def check_vocabularies(roles: Mapping[str, RoleConfig], needs: Needs, tokenizer:
     """
     actor = roles["actor"]
     compared = {output.role for output in needs.outputs if output.what in ("logprobs", "distribution")} & roles.keys()
+    compared -= {need.name for need in needs.roles if need.own_tokens}
     mixed = {need.name for need in needs.roles if need.mixes is not None}
     for name in sorted((compared | mixed) - {"actor"}):
         role = roles[name]
         if (role.model, role.tokenizer) == (actor.model, actor.tokenizer):
             continue
         if name in mixed or Output("distribution", role=name) in needs.outputs:
-            what = "mixed: give a model with the same tokens"
-            if name not in mixed:
-                what = "compared; give a model with the same tokens, or compare the likeliest tokens alone"
+            likeliest = "compared; give a model with the same tokens, or compare the likeliest tokens alone"
+            what = "mixed: give a model with the same tokens" if name in mixed else likeliest
             own, theirs = sizes(actor)[0], sizes(role)[0]
             if None not in (own, theirs) and own != theirs:
                 raise UserError(

@@ -373,34 +373,27 @@ class Worker:
             total.join(share)
         batch.stats = {**batch.stats, **total.result()}
 
-    def _prepare(self, role: Role, batch: Batch, some: Sequence[int], inside: Sequence[Role]) -> None:
-        """Lets the passes of a role, and of those inside, choose layouts for the longest of ``some`` rows, of all ranks where
-        these run equally many passes.
-        """
-        completions = batch.lengths.tolist()
-        read = [(each, batch.prompts.get(each.name, batch.prompt_ids)) for each in inside]
-        for each, prompts in [(role, batch.prompt_ids), *read]:
-            longest = max((len(prompts[row]) + completions[row] for row in some), default=1)
-            everywhere = max(self.ranks.gather(longest)) if role.traits.even_passes else longest
-            each.passes.prepare(everywhere, batch.images is not None)
-
     def _plan(self, role: Role, batch: Batch, some: Sequence[int], inside: Sequence[Role] = ()) -> list[list[int]]:
         """Returns micro-batches of ``some`` rows. If every rank must run equally many passes, ranks with fewer rows get empty
-        ones.
+        ones. Passes choose layouts for the longest row, then of all ranks.
 
         Args:
             inside: roles whose passes run inside this one's, where ranks cannot agree on the longest row any more.
         """
-        self._prepare(role, batch, some, inside)
-        prompts, completions, groups = batch.prompt_ids, batch.lengths.tolist(), batch.group_id.tolist()
-        lengths = [len(prompt) + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        longer = [(each, batch.prompts[each.name]) for each in inside if each.name in batch.prompts]
+        groups = batch.group_id.tolist()
+        read = [(role.passes, batch), *((each.passes, batch.seen_by(each.name)) for each in inside)]
+        sizes = [(seen.prompt_ids, seen.lengths.tolist()) for _, seen in read]
+        lengths = [[len(prompt) + length for prompt, length in zip(*each, strict=True)] for each in sizes]
+        for (passes, _), each in zip(read, lengths, strict=True):
+            longest = max((each[row] for row in some), default=1)
+            passes.prepare(max(self.ranks.gather(longest)) if role.traits.even_passes else longest, batch.images is not None)
 
-        def of(rows: list[int], prompts: Sequence[Sequence[int]] = prompts) -> tuple[list[Sequence[int]], list[int], list[int]]:
+        def of(rows: list[int], number: int = 0) -> tuple[list[Sequence[int]], list[int], list[int]]:
+            prompts, completions = sizes[number]
             return [prompts[i] for i in rows], [completions[i] for i in rows], [groups[i] for i in rows]
 
         def cost(rows: list[int]) -> int:
-            return max(role.passes.cost(*of(rows)), *(each.passes.cost(*of(rows, seen)) for each, seen in longer), 0)
+            return max(passes.cost(*of(rows, n)) for n, (passes, seen) in enumerate(read) if not n or seen is not batch)
 
         def tokens(rows: list[int]) -> int:
             return role.passes.tokens(*of(rows))
@@ -412,7 +405,7 @@ class Worker:
             plan = units = [[row] for row in some]
         else:
             plan = plan_microbatches(
-                units, lengths, self.settings.max_tokens_per_microbatch, cost, tokens if together else None
+                units, lengths[0], self.settings.max_tokens_per_microbatch, cost, tokens if together else None
             )
         if not role.traits.even_passes:
             return plan

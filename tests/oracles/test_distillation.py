@@ -8,6 +8,7 @@ import pytest
 import torch
 from rlhf_authoring.tensors import make_batch
 from rlhf_plugin_distill import Distill, OnPolicyDistill
+from rlhf_plugin_distill.other_vocabulary import Spans, measures, whole_loss
 
 from rlhf_host import Distribution, LossTerm, Outputs
 from rlhf_host.training.reduction import Denominators, token_weights
@@ -108,3 +109,82 @@ def test_the_advantage_of_sampled_tokens_is_the_gradient_of_the_reverse_divergen
     policy = -(logs.detach().exp() * advantages * logs).sum()
     (one,), (two,) = (torch.autograd.grad(loss, student, retain_graph=True) for loss in (policy, reverse))
     torch.testing.assert_close(one, two)
+
+
+OTHER = 17
+"""Tokens of another vocabulary, of which the first five are the student's last, in another order."""
+ENDS, OTHER_ENDS = (1, 3, 4, 6), (2, 3, 5, 6)
+"""Places where the tokens of both end together; the numbers are bytes too, so that TRL finds the same pieces."""
+
+
+@pytest.fixture(scope="session")
+def uld():
+    """``uld(student, teacher, **settings)``: TRL's GOLD, of one row whose answer is all but its first and its last token."""
+    with _borrowed("trl"):
+        trainer = importlib.import_module("trl.experimental.gold.gold_trainer")
+
+    class Config:
+        uld_crossentropy_weight, uld_distillation_weight = 0.0, 1.0
+        uld_student_temperature = uld_teacher_temperature = 1.0
+        uld_skip_student_eos = uld_skip_teacher_eos = False
+        use_extended_uld = True
+
+        def __init__(self, settings):
+            self.__dict__.update(settings)
+
+    class Vocabulary:
+        def __init__(self, names):
+            self.names = names
+
+        def get_vocab(self):
+            return {name: number for number, name in enumerate(self.names)}
+
+    own = [f"s{number}" for number in range(VOCABULARY)]
+    other = [own[-1 - number] if number < 5 else f"t{number}" for number in range(OTHER)]
+
+    def run(student, teacher, ids, other_ids, offsets, other_offsets, **settings):
+        loss = trainer.ULDLoss(Config(settings), Vocabulary(own), Vocabulary(other))
+        labels = [torch.cat([torch.tensor([[-100]]), each], 1) for each in (ids, other_ids)]
+        inputs = [torch.cat([torch.tensor([[0]]), each], 1) for each in (ids, other_ids)]
+        places = [torch.tensor([[(0, 0), *zip((0, *each), each, strict=False)]]) for each in (offsets, other_offsets)]
+        return loss(student, teacher, *labels, *inputs, *places)
+
+    return run
+
+
+@pytest.mark.parametrize("merge", ["last", "first"])
+@pytest.mark.parametrize("beta", [None, 0.1, 0.5, 0.9])
+def test_pieces_of_text_in_two_vocabularies_are_compared_as_trl_does(uld, merge, beta):
+    """TRL with each logit where its token is predicted: its first strategy reads them one place too late, which is why they are
+    moved here; its second moves them itself. ``beta`` None: ULD alone.
+    """
+    student, teacher = (
+        logits(0, (1, 6)).requires_grad_(),
+        2 * torch.randn(1, 6, OTHER, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+    )
+    ids, other_ids = torch.arange(6)[None] * 3 % VOCABULARY, torch.arange(6)[None] * 5 % OTHER
+    # Bytes where each token ends: both end together at 10, 20, 30 and 40.
+    offsets, other_offsets = (10, 15, 20, 30, 35, 40), (4, 10, 20, 22, 30, 40)
+    empty = [torch.zeros(1, 1, each.shape[-1], dtype=torch.float64) for each in (student, teacher)]
+    both = [
+        torch.cat([each, none] if merge == "last" else [none, each], 1)
+        for each, none in zip((student, teacher), empty, strict=True)
+    ]
+    settings = {
+        "uld_token_merge_strategy": "bayesian" if merge == "last" else "observed",
+        "uld_use_hybrid_loss": beta is not None,
+    }
+    theirs = uld(*both, ids, other_ids, offsets, other_offsets, beta=beta, **settings)
+    table = torch.zeros(1, 6, 3, dtype=torch.int64)
+    for begin, end, low, high in zip((0, *ENDS), ENDS, (0, *OTHER_ENDS), OTHER_ENDS, strict=False):
+        table[0, begin] = torch.tensor([end - begin, low, high - low])
+    spans, logs = Spans.of(table), [each.log_softmax(-1) for each in (student, teacher)]
+    of_tokens = [each.gather(-1, own.unsqueeze(-1)).squeeze(-1) for each, own in zip(logs, (ids, other_ids), strict=True)]
+    mine = measures(logs[0], of_tokens[0], (spans.rows, spans.begin, spans.count), merge)[0]
+    others = measures(logs[1], of_tokens[1], (spans.rows, spans.other_begin, spans.other_count), merge)[0]
+    pairs = torch.tensor([(number, VOCABULARY - 1 - number) for number in range(5)])
+    if beta is None:
+        found = whole_loss(others, mine, pairs[:0], 0.5, (0.0, 1.0))[0]
+    else:
+        found = whole_loss(others, mine, pairs, beta, (5 / OTHER, 1 - 5 / OTHER))[0]
+    assert_same(found.mean(), theirs, student)

@@ -162,6 +162,7 @@ FIT = {
     "check_labels": {"None", "dict"},
     "state_dict": {"None", "dict"},
     "rewrite_prompts": {"None", "dict"},
+    "rewrite_rows": {"None", "dict"},
     "auxiliary_rows": {"None"},
     "saved_config": {"None", "dict"},
 }

@@ -116,9 +116,9 @@ def test_the_whole_distribution_is_that_under_the_new_prompt_in_every_minibatch(
     ("prompts", "said"),
     [
         (lambda batch: {"actor": batch.prompt_ids}, "gave prompts for the role 'actor', and frozen are teacher"),
-        (lambda batch: {"teacher": batch.prompt_ids[1:]}, "gave 11 prompts for the role 'teacher', expected 12"),
+        (lambda batch: {"teacher": batch.prompt_ids[1:]}, "gave prompts for the role 'teacher': 11, expected 12"),
         (lambda batch: {"teacher": [[], *batch.prompt_ids[1:]]}, "expected 12 with tokens"),
-        (lambda batch: {"teacher": [[3] * 5000, *batch.prompt_ids[1:]]}, "makes a row of 50.. tokens, and it has"),
+        (lambda batch: {"teacher": [[3] * 5000, *batch.prompt_ids[1:]]}, "with which a row has 50.. tokens, and it takes"),
     ],
 )
 def test_prompts_that_cannot_be_used_end_the_run(tmp_path, prompts, said):

@@ -66,7 +66,8 @@ class Shard:
         fields: dict[str, Any] = {**dict.fromkeys((*PASSES, *UPDATES)), **self.fields, **(more.fields if more else {})}
         fields["prompt_ids"] = [list(prompt) for prompt in self.fields["prompt_ids"]]
         fields["prompts"] = fields["prompts"] or {}
-        return dataclasses.replace(Batch(**fields).map(tensor), completion_mask=mask)
+        seen = {role: shard.batch() for role, shard in (fields.pop("rows") or {}).items()}
+        return dataclasses.replace(Batch(**fields).map(tensor), completion_mask=mask, rows=seen)
 
 
 def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Sequence[str]) -> Iterator[Shard]:
@@ -76,7 +77,7 @@ def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Seq
     Every field is looked at once for all ranks: a rank's part is a slice of each of its rows.
     """
     fields: dict[str, Any] = {name: getattr(batch, name) if name in names else None for name in (*PASSES, *UPDATES)}
-    fields["completion_mask"] = None  # known by the lengths
+    fields["completion_mask"] = fields["rows"] = None  # known by the lengths; batches of their own
     shape, width, count = Rows.of(batch.completion_mask), batch.completion_mask.shape[1], len(batch)
 
     def column(name: str, tensor: Tensor) -> _Column:
@@ -102,6 +103,9 @@ def make_shards(batch: Batch, rows_of_ranks: Sequence[Sequence[int]], names: Seq
             part["prompt_ids"] = [Numbers("i", batch.prompt_ids[row]) for row in rows]
         if "prompts" in named:
             part["prompts"] = {role: [Numbers("i", ids[row]) for row in rows] for role, ids in batch.prompts.items()}
+        if "rows" in named:
+            whole = (*PASSES, *UPDATES)
+            part["rows"] = {role: next(make_shards(seen, [rows], whole)) for role, seen in batch.rows.items()}
         part |= {name: [named[name][row] for row in rows] for name in ("images", "traces") if named.get(name) is not None}
         yield Shard(list(rows), lengths, part)
 

@@ -6,6 +6,8 @@ TestDistill = algorithm_contract("distill", {"alpha": 0.7, "temperature": 2.0})
 TestMiddle = algorithm_contract("distill", {"beta": 0.5})
 TestReverseTop = algorithm_contract("distill", {"beta": 1.0, "top_k": 4})
 TestRenormalised = algorithm_contract("distill", {"top_k": 4, "tail": "renormalise", "temperature": 2.0})
+TestSeveral = algorithm_contract("distill", {"teachers": {"math": 1.0, "code": 0.5}, "alpha": 0.7})
+TestOnPolicySeveral = algorithm_contract("on_policy_distill", {"teachers": {"math": 1.0, "code": 0.5}})
 TestOnPolicySample = algorithm_contract("on_policy_distill")
 TestOnPolicyFull = algorithm_contract("on_policy_distill", {"signal": "full", "top_k": 4})
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+import math
+import re
+from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,7 +31,69 @@ class DivergenceOptions(BaseModel):
         return self
 
 
-class Options(DivergenceOptions):
+class TeacherOptions(BaseModel):
+    """Options for the teachers, of both algorithms."""
+
+    teachers: dict[str, float] = Field(
+        {"teacher": 1.0},
+        min_length=1,
+        description="roles that teach, as JSON, with the weight of each; roles.NAME.model is its model",
+    )
+    teacher_key: str | None = Field(
+        None, description="column with the name of the row's teacher; default: every teacher teaches every row"
+    )
+    own_tokens: bool = Field(
+        False, description="teachers have other tokenizers than the actor: they read the texts, and both are aligned by bytes"
+    )
+    across: Literal["gold", "uld"] = Field(
+        "gold",
+        description="own_tokens: gold: the divergence of tokens that both vocabularies have, and ULD's distance of the others;"
+        " uld: ULD's distance of all",
+    )
+    merge: Literal["last", "first"] = Field(
+        "last", description="own_tokens: which token of several has the distribution; the others have their probabilities"
+    )
+    shared_weight: float | None = Field(
+        None, ge=0, description="gold: weight of the shared tokens; default: their share of the teacher's vocabulary"
+    )
+    others_weight: float | None = Field(None, ge=0, description="gold: weight of the others; default: the rest")
+
+    @model_validator(mode="after")
+    def _has_teachers(self) -> Self:
+        for name, weight in self.teachers.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in ("actor", "critic", "reference", "reward"):
+                raise ValueError(
+                    f"teachers: {name!r} is no name for a teacher: give small letters, digits and _, and none of the host's roles"
+                )
+            if not 0 < weight < math.inf:
+                raise ValueError(f"teachers: the weight of {name!r} is {weight:g}: give a finite number above 0")
+        idle = {"across": self.across != "gold", "merge": self.merge != "last"}
+        idle |= {"shared_weight": self.shared_weight is not None, "others_weight": self.others_weight is not None}
+        whole = getattr(self, "signal", "full") == "full"
+        for name in (name for name, changed in idle.items() if changed):
+            if not self.own_tokens:
+                raise ValueError(f"{name} is for teachers with other tokenizers: set own_tokens, or leave it out")
+            if not whole:
+                raise ValueError(f"signal sample compares sampled texts and has no {name}: leave it out, or set signal to full")
+        if (self.shared_weight is None) != (self.others_weight is None):
+            raise ValueError("set both shared_weight and others_weight, or neither")
+        if self.across == "uld" and self.shared_weight is not None:
+            raise ValueError(
+                "across uld compares all tokens in one way, and has no shared_weight and others_weight: leave them out"
+            )
+        if self.across == "uld" and getattr(self, "beta", 0) != type(self).model_fields["beta"].default:
+            raise ValueError("across uld has a distance and no divergence, so no beta: leave it out")
+        if self.own_tokens and getattr(self, "tail", "bucket") != "bucket":
+            raise ValueError("own_tokens: the tokens beyond top_k count as one: leave tail out")
+        return self
+
+    @property
+    def several(self) -> bool:
+        """True if losses and metrics have the teachers' names, because there is not one that teaches every row token by token."""
+        return self.own_tokens or self.teacher_key is not None or {*self.teachers} != {"teacher"}
+
+
+class Options(TeacherOptions, DivergenceOptions):
     alpha: float = Field(1.0, gt=0, le=1, description="weight of the divergence; the rest is that of the data's own tokens")
     temperature: float = Field(1.0, gt=0, description="of both distributions in the divergence")
 
@@ -75,6 +139,10 @@ class OnPolicyOptions(DivergenceOptions, F.PolicyLossOptions):
         if (why := self.without_policy) and (idle := [name for name, changed in policy.items() if changed]):
             raise ValueError(f"{why[0]} has no policy loss and so no {idle[0]}: leave it out, or set {why[1]}")
         return self
+
+
+class OnPolicyDistillOptions(TeacherOptions, OnPolicyOptions):
+    """Options of ``on_policy_distill``."""
 
 
 class SDPOOptions(OnPolicyOptions):

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from rlhf_rows.given import GivenRows, read_rows
+from typing import TYPE_CHECKING
 
-__all__ = ["GivenRows", "read_rows"]
+from rlhf_host.internals import lazily
+
+if TYPE_CHECKING:
+    from rlhf_rows.given import GivenRows as GivenRows
+    from rlhf_rows.given import read_rows as read_rows
+    from rlhf_rows.other_tokens import Answer as Answer
+    from rlhf_rows.other_tokens import OtherTokens as OtherTokens
+
+__getattr__, __dir__, __all__ = lazily(__name__)

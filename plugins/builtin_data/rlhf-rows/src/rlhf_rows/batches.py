@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlhf_host import Experience, Group, Needs
-from rlhf_host.internals import PluginManager, add_extra, add_outputs, apply_masks, made_rows, make_experience, timed
+from rlhf_host import Experience, Group, Needs, RoleHandle
+from rlhf_host.internals import (
+    PluginManager,
+    add_extra,
+    add_outputs,
+    add_prompts,
+    apply_masks,
+    made_rows,
+    make_experience,
+    timed,
+)
 from rlhf_host.protocols import Trainer
 
 
@@ -18,6 +27,7 @@ class Batches:
 
     manager: PluginManager
     needs: Needs
+    roles: Mapping[str, RoleHandle] = field(default_factory=dict)
 
     def batch(
         self,
@@ -40,6 +50,7 @@ class Batches:
             experience = self.rows(groups, step=step, version=version)
         with timed(times, "logprobs"):
             experience.logprobs = dict(known(experience))
+            add_prompts(experience, self.manager, self.needs, self.roles)
             add_outputs(experience, trainer, self.needs, "fused")
             add_extra(experience, self.manager, trainer, self.needs)
         return experience

@@ -43,6 +43,7 @@ def read_units(config: RunConfig, data: DataConfig, split: Split, needs: Needs, 
         needed_by=config.algo.name,
         stop_ids=stop_tokens(actor),
         separator="\n" if own.separator is None else own.separator,
+        texts=own.texts,
     )
     if own.unit_rows:
         scalar = any(need.name == "actor" and need.head == "scalar" for need in needs.roles)
@@ -101,7 +102,7 @@ class RowData:
 
     def _batch(self, config: RunConfig, manager: PluginManager, started: Any) -> Any:
         """Returns the function that makes tensors of groups."""
-        batches = Batches(manager, started.needs)
+        batches = Batches(manager, started.needs, started.handles)
 
         def batch(groups: Sequence[Group], step: int, version: int, times: dict[str, float]) -> Experience:
             return batches.batch(groups, started.runtime.trainer, step=step, version=version, times=times, known=self._known)

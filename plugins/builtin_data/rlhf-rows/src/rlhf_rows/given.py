@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlhf_host import Task, Trajectory
+from rlhf_host import Trajectory
 
 if TYPE_CHECKING:
     from rlhf_rows.units import Unit
@@ -36,8 +36,7 @@ class GivenRows:
         from rlhf_rows.source import trajectories
 
         source, index, unit = self._units[place]
-        task = Task("", index=index, source=source, prompt_ids=tuple(unit.rows[0].prompt_ids))
-        return trajectories(unit, task, f"{source}-{index}", decoder(self._tokenizer))
+        return trajectories(unit, unit.task(index, source), f"{source}-{index}", decoder(self._tokenizer))
 
 
 def read_rows(

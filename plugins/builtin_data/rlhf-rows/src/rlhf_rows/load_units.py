@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from rlhf_host import UserError
@@ -24,6 +23,7 @@ from rlhf_rows.examples import Example, Reading
 from rlhf_rows.formats import Format, detect
 from rlhf_rows.shown import shown
 from rlhf_rows.spans import MarkedText, Marker
+from rlhf_rows.texts import kept_text
 from rlhf_rows.unit_store import cache_key, find_units, keep_units
 from rlhf_rows.units import PythonRows, Row, Split, Unit, UnitSet
 
@@ -34,8 +34,8 @@ _BATCH = 256  # a tokenizer's encodings take many times the memory of their ids
 
 ROWS_OF_UNIT = {"preference": 2, "triple": 3}
 """Kind of data → rows of each unit; other kinds have 1."""
-_Marked: TypeAlias = tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...]]
-"""A row's number, and the texts of its units or its tokens."""
+_Marked: TypeAlias = tuple[int, list[tuple[MarkedText, ...]], tuple[Row, ...], list[str]]
+"""A row's number, the texts of its units or its tokens, and what is kept of each unit (``Unit.text``)."""
 
 
 def load_units(
@@ -49,6 +49,7 @@ def load_units(
     needed_by: str = "the algorithm",
     stop_ids: Sequence[int] = (),
     separator: str = "\n",
+    texts: bool = False,
 ) -> UnitSet:
     """Returns the units of all sources, in file order.
 
@@ -63,13 +64,15 @@ def load_units(
         needed_by: plugin that needs this kind of data, for messages.
         stop_ids: further stop tokens of the model.
         separator: the text put after each step of a ``stepwise`` completion.
+        texts: units keep what they were read from.
     """
     if not data.sources:
         raise UserError("no data: give --data a file, a directory or a hub name")
     check_condition(data.condition)
     marker = marker_of(data, tokenizer, stop_ids)
     longest = min((limit for limit in (data.max_tokens, max_tokens) if limit is not None), default=None)
-    loader = _Loader(data, kind, split, tokenizer, marker, Encoder(tokenizer, separator), longest, rows or {}, needed_by)
+    encoder = Encoder(tokenizer, separator)
+    loader = _Loader(data, kind, split, tokenizer, marker, encoder, longest, rows or {}, needed_by, texts)
     loaded = {name: loader.load(source, name) for name, source in named(data.sources)}
     report = [f"{name}: {line}" for name, each in loaded.items() for line in each.lines]
     weights = {name: source.weight for name, source in named(data.sources)}
@@ -117,6 +120,7 @@ class _Digest:
 
     def add(self, unit: Unit) -> None:
         self._add("q", [len(unit.rows)])
+        self._hash.update(unit.text.encode())
         for row in unit.rows:
             self._add("i", row.prompt_ids)
             self._add("i", row.completion_ids)
@@ -173,6 +177,7 @@ class _Loader:
     """Maximum tokens of prompt and completion."""
     rows: PythonRows
     needed_by: str
+    texts: bool
 
     def load(self, source: DataSource, name: str) -> _Loaded:
         """Returns a source's units, from the cache if they are there."""
@@ -191,7 +196,15 @@ class _Loader:
         longest, kind, separator = self.longest, self.kind, self.encoder.separator
         own = source.model_dump(mode="json", exclude={"name", "weight"})
         ends = sorted(self.marker.stops), self.marker.end
-        return {"data": data, "source": own, "split": self.split, "longest": longest, "kind": kind, "end": [ends, separator]}
+        settings = {
+            "data": data,
+            "source": own,
+            "split": self.split,
+            "longest": longest,
+            "kind": kind,
+            "end": [ends, separator],
+        }
+        return settings | ({"texts": True} if self.texts else {})
 
     def _read(self, source: DataSource, rows: Any, key: str | None) -> _Loaded:
         numbered = enumerate(rows.rows)
@@ -216,7 +229,7 @@ class _Loader:
         bad = BadRows(rows.where, stops=self.data.on_bad_row == "stop")
         counts, digest = _Counts(), _Digest()
         most = min((most for most in (source.max_samples, self.data.max_samples) if most is not None), default=None)
-        examples = islice(self._examples(chain(first, numbered), how, source, bad, counts, rows.root), most)
+        examples = islice(self._examples(chain(first, numbered), how, source, bad, counts, rows), most)
 
         def batches() -> Iterator[list[Unit]]:
             for units in self._ahead(examples, bad, counts):
@@ -243,7 +256,7 @@ class _Loader:
         source: DataSource,
         bad: BadRows,
         counts: _Counts,
-        root: Path | None,
+        given: Any,
     ) -> Iterator[_Marked]:
         """Yields the number of each good row, and the texts of its units or its tokens."""
         reading = Reading(
@@ -255,21 +268,27 @@ class _Loader:
             vocabulary=len(self.tokenizer),
             hh_chat=self.data.hh == "chat",
             ignore=self.data.ignore,
-            origin=Origin(root, kept=True, fetch=self.data.fetch_images),
+            origin=Origin(given.root, kept=True, fetch=self.data.fetch_images),
         )
         for index, row in rows:
             counts.read += 1
             try:
                 example = how.read(row, reading)
+                parts = [example] if example.tokens else self._judgements(example)
+                marked = [[] if example.tokens else self.marker.mark(part) for part in parts]
+                kept = []
+                for part, own in zip(parts, marked, strict=True) if self.texts else ():
+                    count = len(example.tokens) or len(own)
+                    kept += [kept_text(part, row, given.where(index), number, count) for number in range(count)]
                 if example.tokens:
-                    yield index, [], example.tokens
+                    yield index, [], example.tokens, kept
                     continue
-                units = [unit for part in self._judgements(example) for unit in self.marker.mark(part)]
+                units = [unit for own in marked for unit in own]
             except Malformed as fault:
                 bad.add(index, fault)
             else:
                 counts.chat = counts.chat or units[0][0].chat
-                yield index, units, ()
+                yield index, units, (), kept
 
     def _ahead(self, examples: Iterator[_Marked], bad: BadRows, counts: _Counts) -> Iterator[list[Unit]]:
         """Yields units, a batch at a time. One thread tokenises while this one reads and writes: tokenizers let other threads
@@ -297,10 +316,10 @@ class _Loader:
         return [replace(example, completions=(completion,), columns=(label,)) for completion, label in judged]
 
     def _units(self, batch: Sequence[_Marked], bad: BadRows, counts: _Counts) -> list[Unit]:
-        texts = [text for _, units, _ in batch for unit in units for text in unit]
+        texts = [text for _, units, _, _ in batch for unit in units for text in unit]
         encoded = iter(self.encoder.encode(texts))
         made: list[Unit] = []
-        for index, marked, ready in batch:
+        for index, marked, ready, kept in batch:
             rows = [[next(encoded) for _ in unit] for unit in marked] or [[row] for row in ready]
             fault = next((row for unit in rows for row in unit if isinstance(row, Malformed)), None)
             if fault is not None:
@@ -308,10 +327,10 @@ class _Loader:
                 continue
             if self.kind == "prompt_completion" and not ready:
                 counts.alone += len(rows) - 1
-            for unit in rows:
+            for unit, text in zip(rows, kept or [""] * len(rows), strict=True):
                 fitting = self._within_limit(tuple(row for row in unit if isinstance(row, Row)), counts)
                 if fitting is not None:
-                    made.append(fitting)
+                    made.append(replace(fitting, text=text))
                     length = len(fitting.rows[0].prompt_ids)
                     low, high = counts.prompts if counts.units else (length, length)
                     counts.prompts = min(low, length), max(high, length)

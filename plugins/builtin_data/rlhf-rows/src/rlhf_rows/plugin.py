@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf_host import Needs
+from rlhf_host import AlgoNeeds, Needs, UserError
 from rlhf_host.internals import PluginManager, role_flag
 from rlhf_host.settings import DataConfig, RunConfig
-from rlhf_rows.units import PythonRows, Split
+from rlhf_rows.texts import where_of
+from rlhf_rows.units import PythonRows, Split, UnitSet
 
 if TYPE_CHECKING:
     from rlhf_rows.data import RowData
+
+CHECKED = 1000
+"""Rows that plugins look at together."""
 
 
 class DataSets:
@@ -46,11 +50,11 @@ class DataSets:
     def read(self, config: RunConfig, manager: PluginManager, needs: Needs, tokenizer: Any, rows: PythonRows) -> RowData:
         from rlhf_rows.data import RowData, read_units
 
+        held_out = read_units(config, config.eval.data, "eval", needs, tokenizer, rows) if config.eval.data.sources else None
         units = read_units(config, config.data, "train", needs, tokenizer, rows)
-        held_out = config.eval.data.sources
-        return RowData(
-            units, read_units(config, config.eval.data, "eval", needs, tokenizer, rows) if held_out else None, tokenizer
-        )
+        for each in filter(None, (units, held_out) if AlgoNeeds.of(needs).texts else ()):
+            refuse_rows(each, manager)
+        return RowData(units, held_out, tokenizer)
 
     def look(
         self, config: RunConfig, data: DataConfig, split: Split, needs: Needs, tokenizer: Any, rows: PythonRows
@@ -62,6 +66,16 @@ class DataSets:
     def length(self, config: RunConfig) -> str:
         length = f"{config.train.steps} steps" if config.train.steps else f"{config.data.epochs:g} passes over the data"
         return f"{length}, {config.train.batch_size} rows or pairs per step"
+
+
+def refuse_rows(units: UnitSet, manager: PluginManager) -> None:
+    """Raises ``UserError`` for the first row whose columns the algorithm cannot use (``check_labels``), with its place."""
+    for key in (key for key in manager.names("check_labels") if manager.by_key[key].kind != "agent"):
+        for tasks in units.tasks().sources.values():
+            for begin in range(0, len(tasks), CHECKED):
+                some = [tasks[index] for index in range(begin, min(begin + CHECKED, len(tasks)))]
+                for place, problem in (manager.call(key, "check_labels", tasks=some) or {}).items():
+                    raise UserError(f"{where_of(some[place])}: {key} cannot use the row: {problem}")
 
 
 DATA_SETS = DataSets()

@@ -20,7 +20,7 @@ from rlhf_host.rendering import Processor
 from rlhf_rows.cache import fill_cache
 from rlhf_rows.units import Row, Unit
 
-VERSION = 6
+VERSION = 7
 """Part of every key; increases with every change to how rows become units, and to the stored data."""
 COLUMNS = ("label", "margin", "reward", "gold")
 TOKEN_COLUMNS = ("step",)
@@ -50,7 +50,8 @@ class StoredUnits(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         numbers = self._numbers[index]
         if isinstance(numbers, int):
-            return Unit(tuple(self._row(numbers * self._size + place) for place in range(self._size)))
+            first = numbers * self._size
+            return Unit(tuple(self._row(first + place) for place in range(self._size)), self._text(first))
         part = copy.copy(self)
         part._numbers = numbers
         return part
@@ -74,10 +75,18 @@ class StoredUnits(Sequence[Any]):
                 digest.update(name)
         return digest.hexdigest()
 
-    def _row(self, number: int) -> Row:
+    def _place(self, number: int) -> tuple[int, int]:
+        """Returns the batch of a row, and its place there."""
         which = bisect.bisect_right(self._ends, number)
+        return which, number - (self._ends[which] - self._batches[which].num_rows)
+
+    def _text(self, number: int) -> str:
+        which, place = self._place(number)
+        return str(self._batches[which].column("text")[place].as_py() or "")
+
+    def _row(self, number: int) -> Row:
+        which, place = self._place(number)
         batch = self._batches[which]
-        place = number - (self._ends[which] - batch.num_rows)
 
         def numbers(name: str, typecode: str) -> Numbers | None:
             column = batch.column(name)
@@ -155,7 +164,7 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
     fields = [pyarrow.field(name, pyarrow.list_(pyarrow.int32())) for name in names]
     fields += [pyarrow.field(name, pyarrow.float64()) for name in COLUMNS]
     fields += [pyarrow.field(name, pyarrow.list_(pyarrow.float32())) for name in TOKEN_COLUMNS]
-    fields.append(pyarrow.field("images", pyarrow.list_(pyarrow.string())))
+    fields += [pyarrow.field("images", pyarrow.list_(pyarrow.string())), pyarrow.field("text", pyarrow.large_string())]
     schema = pyarrow.schema(fields)
 
     def lists(values: Iterable[Iterable[int]]) -> Any:
@@ -167,9 +176,10 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
         buffer = pyarrow.Array.from_buffers(pyarrow.int32(), len(all_values), [None, pyarrow.py_buffer(all_values)])
         return pyarrow.ListArray.from_arrays(pyarrow.array(ends, pyarrow.int32()), buffer)
 
-    rows = (row for units in batches for unit in units for row in unit.rows)
+    told = ((row, unit.text if row is unit.rows[0] else "") for units in batches for unit in units for row in unit.rows)
     with pyarrow.ipc.new_file(str(path), schema) as file:
-        while batch := list(islice(rows, _BATCH)):
+        while both := list(islice(told, _BATCH)):
+            batch, texts = zip(*both, strict=True)
             columns = [
                 lists(row.prompt_ids for row in batch),
                 lists(row.completion_ids for row in batch),
@@ -177,6 +187,7 @@ def _write(path: Path, batches: Iterator[Sequence[Unit]]) -> None:
                 *([row.columns.get(name) for row in batch] for name in COLUMNS),
                 *([row.token_columns.get(name) for row in batch] for name in TOKEN_COLUMNS),
                 [[json.dumps([each.key, each.width, each.height, each.path]) for each in row.images] for row in batch],
+                [text or None for text in texts],
             ]
             arrays = [
                 values if isinstance(values, pyarrow.Array) else pyarrow.array(values, field.type)

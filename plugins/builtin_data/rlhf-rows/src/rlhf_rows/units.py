@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from rlhf_host import Picture, Task
 from rlhf_host.batches import IndexedTasks, TaskSet
+from rlhf_rows.texts import task_of
 
 PythonRows: TypeAlias = Mapping[str, Iterable[Mapping[str, Any]]]
 """A source's path, ``python:NAME`` → its rows."""
@@ -38,6 +39,12 @@ class Unit:
     """
 
     rows: tuple[Row, ...]
+    text: str = ""
+    """The example as JSON (``texts.py``), if the run needs it (``AlgoNeeds.texts``)."""
+
+    def task(self, index: int, source: str) -> Task:
+        """Returns what stands for the unit where tasks are drawn: with its text, if that is there."""
+        return task_of(self.text, index, source, tuple(self.rows[0].prompt_ids))
 
 
 @dataclass(slots=True)
@@ -59,9 +66,6 @@ class UnitSet:
         """Returns the units in the form that ``TaskStream`` draws; a task's source and index identify its unit."""
 
         def of(name: str, units: Sequence[Unit]) -> IndexedTasks:
-            def make(index: int) -> Task:
-                return Task("", index=index, source=name, prompt_ids=tuple(units[index].rows[0].prompt_ids))
-
-            return IndexedTasks(len(units), make)
+            return IndexedTasks(len(units), lambda index: units[index].task(index, name))
 
         return TaskSet({name: of(name, units) for name, units in self.sources.items()}, self.weights, self.report)
