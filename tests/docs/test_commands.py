@@ -69,6 +69,7 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         *blocks(DOCS / "python.md"),
         *blocks(DOCS / "rewards.md"),
         *blocks(DOCS / "data.md"),
+        *blocks(DOCS / "servers.md"),
     ]:
         if block.title and (
             block.title.endswith((".yaml", ".jsonl", ".json", ".py", ".txt")) or block.title.startswith("tasks/")

@@ -65,10 +65,16 @@ class Rig:
             weight.data += 0.05 * torch.randn(weight.shape, generator=random)
 
     def sync(self, version, leave_out=()):
+        self.loop.run_until_complete(self._sync(version, leave_out))
+
+    def sync_elsewhere(self, version):
+        """As ``sync``, while this thread's own loop is in use."""
+        asyncio.run(self._sync(version))
+
+    async def _sync(self, version, leave_out=()):
         weights = [(name, tensor) for name, tensor in self.model.state_dict().items() if name not in leave_out]
         torch.save(weights, file := self.folder / "weights.pt")
-        load = self.engine.run("rlhf_authoring.contracts.engine:load", file=str(file), version=version, failure="")
-        self.loop.run_until_complete(load)
+        await self.engine.run("rlhf_authoring.contracts.engine:load", file=str(file), version=version, failure="")
         self.engine.set_version(version)
 
     async def ask(self, prompts=PROMPTS, sampling=PLAIN):

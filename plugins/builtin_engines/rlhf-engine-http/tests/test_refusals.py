@@ -17,12 +17,13 @@ from .sglang import Sglang
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"urls": "127.0.0.1:8000"}, "'127.0.0.1:8000' is no address of a server"),
+        ({"urls": "127.0.0.1:8000"}, "'127.0.0.1:8000' in --engine.urls is no address of a server"),
         ({"urls": "http://127.0.0.1:8000,http://127.0.0.1:8000/v1"}, "is given twice"),
         ({"urls": "http://10.0.0.1:8000"}, "may be on another machine.*--engine.directory DIR"),
         ({"urls": "http://127.0.0.1:8000", "key_env": "OF_NOBODY"}, r"OF_NOBODY \(--engine.key-env\) is not set"),
         ({"urls": "HTTP://LOCALHOST:8000/,http://localhost:8000/v1/"}, "http://localhost:8000 is given twice"),
         ({"urls": "http://127.0.0.1:8000/a b"}, "is no address of a server"),
+        ({"urls": "http://127.0.0.1:8000", "transfer": "stream", "directory": "."}, "no server reads --engine.directory"),
     ],
 )
 def test_settings(options, why):

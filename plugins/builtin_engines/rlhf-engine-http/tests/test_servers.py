@@ -213,7 +213,7 @@ def test_a_server_that_keeps_old_weights_differs_from_the_others(tiny, rig):
         engine.train()
         other.wrong_loads = 1
         with pytest.raises(
-            RunError, match=r"log-probabilities of a probe differ by .*, which loaded the same files of version 1"
+            RunError, match=r"log-probabilities of a probe differ by .*, which loaded the same weights of version 1"
         ):
             engine.sync(1)
 

@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 from rlhf_authoring import write_tiny_model
+from rlhf_engine_http import stream
+from rlhf_engine_http.vllm_plugin import BACKEND
 
 import rlhf_host
-from rlhf_host import Sampling, UserError
+from rlhf_host import RunError, Sampling, UserError
 from rlhf_host.distributed import reserved
+from rlhf_host.protocols import NO_WEIGHTS
+
+from .test_membership import Named, until, urls_of
 
 SERVE = Path(sysconfig.get_path("scripts"), "vllm")
 pytestmark = pytest.mark.skipif(not SERVE.exists(), reason="vllm is not installed here")
@@ -152,3 +157,46 @@ def test_a_server_that_was_started_otherwise_is_refused(serve, rig, tmp_path):
     server = serve(model, "--logprobs-mode", "raw_logprobs")
     with pytest.raises(UserError, match=r"log-probabilities are raw_logprobs.*\(--logprobs-mode processed_logprobs\)"):
         rig(server, model=model)
+
+
+@pytest.mark.timeout(1800)
+def test_weights_come_by_vllms_own_calls_and_a_newcomer_reads_files(serve, rig, tmp_path, monkeypatch):
+    """Also after a stream that broke off in the middle, and to a server that a run left paused."""
+    model = write_tiny_model(tmp_path / "model", hidden=128)
+    server = serve(model, "--weight-transfer-config.backend", BACKEND)
+    plain = serve(model)
+    with pytest.raises(UserError, match=f"no backend for weight transfer, where .* needs {BACKEND}"):
+        rig(plain, model=model, transfer="stream")
+    urllib.request.urlopen(urllib.request.Request(f"{server.url}/pause?mode=abort", method="POST"), timeout=60).close()
+
+    names = Named(tmp_path / "servers.txt", server)
+    engine = rig(model=model, servers=names.path, version=NO_WEIGHTS)
+    for version in (1, 2):
+        engine.train()
+        engine.sync(version)
+        assert engine.gap(engine.sample()) < 1e-4
+    sent = {metric.name: metric.values for metric in engine.loop.run_until_complete(engine.engine.metrics())}["load_gb"]
+    assert sent == pytest.approx(2 * sum(tensor.nbytes for tensor in engine.model.state_dict().values()) / 1e9)
+
+    whole, left = stream._next, [5]
+
+    def breaks_off(weights):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError("the trainer is gone")
+        return whole(weights)
+
+    monkeypatch.setattr(stream, "_next", breaks_off)
+    engine.train()
+    with pytest.raises(RunError, match=r"loading version 3 failed: .*the weights ended before .* was whole"):
+        engine.sync(3)
+    monkeypatch.setattr(stream, "_next", whole)
+    engine.train()
+    engine.sync(4)
+    expected = engine.sample()
+    assert engine.gap(expected) < 1e-4
+
+    names.name(server, plain)
+    until(lambda: urls_of(engine) == {server.url, plain.url}, seconds=120)
+    server.kill()
+    assert engine.sample() == expected

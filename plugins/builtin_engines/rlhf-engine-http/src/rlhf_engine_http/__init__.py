@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
 
+from rlhf_engine_http.addresses import ServerFile, addresses
 from rlhf_host import UserError
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
-
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Http:
@@ -24,12 +22,22 @@ class Http:
         model_config = ConfigDict(extra="forbid")
 
         urls: list[str] = Field([], description="addresses of the servers, with commas between")
+        servers: Path | None = Field(
+            None,
+            description="a file with addresses, one a line, which is read again when it changes: servers come and go while the run"
+            " goes on",
+        )
         protocol: Literal["auto", "vllm", "sglang"] = Field("auto", description="what the servers are; auto: ask them")
         key_env: str | None = Field(None, description="environment variable with a key, sent as Authorization: Bearer")
         directory: Path | None = Field(
             None,
             description="a directory that this machine and the servers see under the same name, for weights; default: a temporary"
             " one, where all servers are on this machine",
+        )
+        transfer: Literal["auto", "files", "stream"] = Field(
+            "auto",
+            description="how servers get weights. files: they read a directory; stream: by vLLM's calls for weight transfer,"
+            " without files; auto: stream to servers that take it",
         )
         at_once: PositiveInt = Field(256, description="open requests of one server; more wait")
         timeout_s: float = Field(3600.0, gt=0, description="longest time for one answer; then the request is sent again")
@@ -47,20 +55,23 @@ class Http:
         def _several(cls, value: Any) -> Any:
             return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
+        @field_validator("servers")
+        @classmethod
+        def _whole(cls, value: Path | None) -> Path | None:
+            return None if value is None else value.expanduser().absolute()
+
     traits = EngineTraits(libraries=("aiohttp",), debug=False, takes="directory")
 
     def __init__(self, options: Options):
         self.options = options
-        self.urls = [_address(url) for url in options.urls]
-        if twice := next((url for url in self.urls if self.urls.count(url) > 1), None):
-            raise UserError(f"engine http: {twice} is given twice in --engine.urls")
         self.key = None if options.key_env is None else _key(options.key_env)
-        away = next((url for url in self.urls if urlsplit(url).hostname not in LOOPBACK), None)
-        if options.directory is None and away is not None:
-            raise UserError(
-                f"engine http: {away} may be on another machine, so weights need a directory that it sees too, under the same name:"
-                " --engine.directory DIR"
-            )
+        if options.transfer == "stream" and options.directory is not None:
+            raise UserError("engine http: with --engine.transfer stream no server reads --engine.directory; leave it out")
+        elsewhere = options.directory is not None or options.transfer == "stream"
+        self.urls = addresses(options.urls, "--engine.urls", elsewhere=elsewhere)
+        self.listed = None
+        if options.servers is not None:
+            self.listed = ServerFile(options.servers, self.urls, elsewhere=elsewhere)
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
         self._need_address()
@@ -78,14 +89,17 @@ class Http:
                 )
 
     def _need_address(self) -> None:
-        if not self.urls:
-            raise UserError("engine http: give an address, as in --engine.urls http://127.0.0.1:8000")
+        if not self.urls and self.listed is None:
+            raise UserError(
+                "engine http: give an address, as in --engine.urls http://127.0.0.1:8000, or a file of addresses, as in"
+                " --engine.servers FILE"
+            )
 
     def start(self, start: EngineStart) -> Engine:
         from rlhf_engine_http.engine import HttpEngine
 
         self._need_address()
-        return HttpEngine(self.options, self.urls, self.key, start)
+        return HttpEngine(self.options, self.urls, self.listed, self.key, start)
 
 
 def _key(name: str) -> str:
@@ -98,21 +112,3 @@ def _key(name: str) -> str:
     if not key.isascii() or not key.isprintable():
         raise UserError(f"engine http: the environment variable {name} (--engine.key-env) has characters that no key has")
     return key
-
-
-def _address(url: str) -> str:
-    """Returns the address without a slash or ``/v1`` at its end."""
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if "@" in url or "?" in url:  # which may have secrets, so it is not shown
-        raise UserError(
-            "engine http: an address in --engine.urls has a user, a password or a query; write http://HOST:PORT, and give a key by"
-            " --engine.key-env"
-        )
-    if not good or parts.fragment or any(letter.isspace() for letter in url):
-        raise UserError(f"engine http: {url!r} is no address of a server; write http://HOST:PORT")
-    place = parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower()).geturl()
-    return place.rstrip("/").removesuffix("/v1").rstrip("/")

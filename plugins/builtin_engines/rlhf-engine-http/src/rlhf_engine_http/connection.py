@@ -51,6 +51,10 @@ class Connection:
     async def post(self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0) -> Any:
         return await self.ask("POST", path, body, timeout_s)
 
+    async def text(self, path: str, *, timeout_s: float = 30.0) -> str:
+        """Returns the text of an answer. Raises as ``ask``."""
+        return (await self._content("GET", path, None, timeout_s)).decode(errors="replace")
+
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
         """Returns the JSON of an answer with status 200; text that is no JSON counts only where it is empty, as None.
 
@@ -58,12 +62,23 @@ class Connection:
             NoAnswer: nothing was reached, or in time, or whole, or the server failed.
             Refusal: the status is one from 300 to 499, but not "too early" or "too many".
         """
+        content = await self._content(method, path, body, timeout_s)
+        if not content.strip():
+            return None
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise NoAnswer(
+                f"{self._where(path)} answered with something that is no JSON: {self._without_key(_short(content))!r}"
+            ) from error
+
+    async def _content(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> bytes:
         if self._closed:
             raise NoAnswer("the engine is closed", gone=True)
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        where = f"{self.url}{path.partition('?')[0]}"
+        where = self._where(path)
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -85,14 +100,10 @@ class Connection:
             if status >= 500 or status in (408, 425, 429):
                 raise NoAnswer(f"{where} answered with status {status}: {said}")
             raise Refusal(self.url, path.partition("?")[0], status, said)
-        if not content.strip():
-            return None
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise NoAnswer(
-                f"{where} answered with something that is no JSON: {self._without_key(_short(content))!r}"
-            ) from error
+        return content
+
+    def _where(self, path: str) -> str:
+        return f"{self.url}{path.partition('?')[0]}"
 
     def _without_key(self, text: str) -> str:
         """Returns what a server says, which may repeat the key."""

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import torch
 from transformers import AutoConfig
 
-from rlhf_engine_http.fleet import SHAPES, Fleet, Model
-from rlhf_engine_http.weights import WeightFiles
-from rlhf_host import Generation, RunError, SampleKey, Sampling, UserError
+from rlhf_engine_http.addresses import ServerFile
+from rlhf_engine_http.fleet import Fleet
+from rlhf_engine_http.servers import SHAPES, Model
+from rlhf_engine_http.weights import Stored, WeightFiles
+from rlhf_host import Generation, Metric, RunError, SampleKey, Sampling, UserError
 from rlhf_host.distributed import ends_of
 from rlhf_host.engines import Request, call_by_path, check_request
 from rlhf_host.models import quiet_transformers
@@ -37,7 +39,7 @@ class HttpEngine:
 
     dead = False
 
-    def __init__(self, options: Any, urls: Sequence[str], key: str | None, start: EngineStart):
+    def __init__(self, options: Any, urls: Sequence[str], listed: ServerFile | None, key: str | None, start: EngineStart):
         self.version = NO_WEIGHTS
         self._closed = False
         self._since: float | None = None
@@ -49,7 +51,7 @@ class HttpEngine:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rlhf-http", daemon=True)
         self._thread.start()
-        self._fleet = Fleet(options, urls, key, model)
+        self._fleet = Fleet(options, urls, listed, key, model)
         try:
             self._do(self._fleet.start())
             self.context_length = self._fleet.context_length
@@ -107,12 +109,16 @@ class HttpEngine:
             self._closed = True
             await asyncio.to_thread(self._end)
 
+    async def metrics(self) -> Sequence[Metric]:
+        return [] if self._closed else await self._later(self._fleet.metrics())
+
     def _load(self, buckets: Buckets, version: int) -> None:
         self.version = NO_WEIGHTS
-        self._bring(self._files.write(buckets, version), version)
+        store = self._files.write if self._fleet.need_files else self._files.hold
+        self._bring(store(buckets, version), version)
 
-    def _bring(self, directory: Path, version: int) -> None:
-        self._do(self._fleet.bring(directory, version))
+    def _bring(self, stored: Stored, version: int) -> None:
+        self._do(self._fleet.bring(stored, version))
         self.version = version
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
