@@ -52,6 +52,7 @@ _NAMES = {
     "records.numbers": ["Numbers"],
     "records.pictures": ["pictures_in", "positions_of"],
     "records.ragged": ["RaggedTensor", "Rows"],
+    "records.token_sets": ["support_metrics"],
     "rollouts.episode_settings": ["EpisodeSettings", "SampledModel"],
     "rollouts.episodes": ["Episodes", "episode_seed"],
     "rollouts.experience": ["apply_masks", "apply_rewards", "make_experience"],

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rlhf_host.arguments import in_arguments as in_arguments
     from rlhf_host.arguments import speaking as speaking
     from rlhf_host.config.check import scoring_refusals as scoring_refusals
+    from rlhf_host.records.token_sets import pack_tokens as pack_tokens
+    from rlhf_host.records.token_sets import support_trace as support_trace
+    from rlhf_host.records.token_sets import unpack_tokens as unpack_tokens
     from rlhf_host.rollouts.collect import Collected as Collected
     from rlhf_host.trackers.records import shorten as shorten
     from rlhf_host.training.inputs import tasks_of as tasks_of

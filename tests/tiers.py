@@ -413,7 +413,14 @@ SLOW = {
     ),
     "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
     "tests/cli/test_samples.py": ("prompts_of_the_run", "trajectories of an algorithm that writes prompts, scored again"),
-    "tests/distributed/vllm/test_vllm.py": (r"before_the_first_sync\[untied\]", "a second kind of model"),
+    "tests/distributed/vllm/test_vllm.py": (
+        r"before_the_first_sync\[untied\]|could_be_drawn\[(1|60)-|could_be_drawn\[5-(\{\}|\{'(min|top)_p': 0.\d\})-",
+        "a second kind of model; all ways to truncate, of which one is tried at every change",
+    ),
+    "tests/training/test_truncated_sampling.py": (
+        r"\[(top-k|min-p)\]|resumed|older|softmax|saved|agents|rows_without",
+        "runs that resume, sample ahead, play turns or read files; the agreement of sampler and trainer at every change",
+    ),
     "tests/distributed/vllm/test_adapters.py": ("every_version", "adapters in vLLM"),
     "tests/training/test_waits.py": (r"\[on-recompute\]", "reads of the device, with old log-probabilities computed again"),
     "tests/training/test_critic.py": (r"never_stopped\[gpt2\]", "a resumed critic of a second family"),

@@ -244,12 +244,6 @@ def _setting_refusals(config: RunConfig, needs: Needs) -> Iterator[str]:
     rollout, train = config.rollout, config.train
     if rollout.temperature == 0 and needs.samples:
         yield "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0"
-    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
-        if (value := getattr(rollout, name)) != off:
-            yield (
-                f"rollout.{name} is {value}: training cannot correct for tokens that could not be drawn;"
-                f" set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
-            )
     if rollout.max_tokens is not None and rollout.max_new_tokens >= rollout.max_tokens:
         yield (
             f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt in rollout.max_tokens"

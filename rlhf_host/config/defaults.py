@@ -16,6 +16,7 @@ from rlhf_host.plugins.selection import build, find
 from rlhf_host.plugins.specs import PluginSpec
 from rlhf_host.protocols import BackendTraits, EngineTraits, RuntimeTraits, WeightSyncPlugin
 from rlhf_host.records.needs import Needs
+from rlhf_host.records.sampling import MOST
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,14 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
         yield (
             f"backend {backend} splits the actor's weights, but engine {engine} samples from them and needs them complete: choose"
             " options of the backend that do not split weights (--backend.*), or an engine with its own weights (--engine)"
+        )
+    most, drawn = traits.engine.support, config.rollout
+    if (cut := drawn.truncated_by) and config.from_trajectories is None and most < MOST and not 0 < drawn.top_k <= most:
+        name, off = next(iter(cut.items()))
+        tells = f"tells up to {most}: set --rollout.top-k from 1 to {most}, too" if most else "does not tell them"
+        yield (
+            f"rollout.{name} is {getattr(drawn, name):g}: training has to know which tokens could be drawn, and engine {engine}"
+            f" {tells}, or choose another --engine, or set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
         )
     if config.sync.adapter == "adapter":
         merged = "leave --sync.adapter out, and engines get merged weights"

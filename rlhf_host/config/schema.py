@@ -232,9 +232,9 @@ class DataConfig(Section):
 class RolloutConfig(Section):
     n: Count = Field(8, description="samples per prompt")
     temperature: Temperature = Field(1.0, description="above 0 in training; log-probabilities use it too")
-    top_p: TopP = Field(1.0, description="1: off; training refuses other values, because it cannot correct for them")
-    top_k: TopK = Field(0, description="0: off; training refuses other values")
-    min_p: float = Field(0.0, ge=0, lt=1, description="0: off; training refuses other values")
+    top_p: TopP = Field(1.0, description="1: off; else training replays which tokens could be drawn, if the engine tells them")
+    top_k: TopK = Field(0, description="0: off; else as top_p")
+    min_p: float = Field(0.0, ge=0, lt=1, description="0: off; else as top_p")
     max_new_tokens: Count = Field(256, description="longest answer per turn, in tokens")
     max_tokens: Count | None = Field(
         None, description="longest trajectory including the prompt, in tokens; default: the model's context"
@@ -267,6 +267,12 @@ class RolloutConfig(Section):
     tool_format: str = Field(
         "auto", description="how the model writes tool calls; auto: as its tokenizer or chat template says"
     )
+
+    @property
+    def truncated_by(self) -> dict[str, float]:
+        """The settings that leave tokens out of the distribution, each with the value that turns it off."""
+        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return {name: value for name, value in off.items() if getattr(self, name) != value}
 
 
 class TrainConfig(Section):

@@ -17,6 +17,7 @@ from rlhf_host.errors import RunError
 from rlhf_host.records.episodes import Generation, SampleKey
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.pictures import shown_in, with_images
+from rlhf_host.records.token_sets import pack_tokens, support_trace
 
 BLOCK = 64
 """Number of uniforms made at a time: those of tokens ``[block * BLOCK, (block + 1) * BLOCK)``."""
@@ -50,6 +51,8 @@ class OpenRows:
         """Of the weights that drew each token so far."""
         self._unseen: list[tuple[Tensor, Tensor]] = []
         """Tokens and log-probabilities since the last look."""
+        self._supports: list[Tensor] = []
+        """``[B, V]`` bool: the tokens that could be drawn, since the last look."""
         self.sampled = 0
         """Number of tokens of answers so far."""
 
@@ -62,6 +65,7 @@ class OpenRows:
         self._tokens = np.zeros((count, self.longest + self._every), np.int64)
         self._logprobs = np.zeros(self._tokens.shape, np.float32)
         self._uniforms = np.zeros((count, BLOCK))
+        self._sets: list[list[bytes]] = [[] for _ in self._numbers]
         self.prompts, owners = self._open(range(count))
         self.prompt_of_row = owners.to(device)
         self._next_uniforms = self.drawn = torch.empty(0)
@@ -73,7 +77,7 @@ class OpenRows:
             sampling = self._all[self._numbers[place]].sampling
             self._begun[place], self._block[place] = len(self._versions), -1
             self._alive[place], self._limits[place] = True, sampling.max_new_tokens
-            self._stops[place] = -1
+            self._stops[place], self._sets[place] = -1, []
             self._stops[place, : len(self._ends) + len(sampling.stop_token_ids)] = [*self._ends, *sampling.stop_token_ids]
         self._count()
         self._sampler = Sampler([self._all[number].sampling for number in self._numbers], self.device)
@@ -98,6 +102,7 @@ class OpenRows:
             self._next_uniforms = torch.from_numpy(self._make_uniforms()).to(self.device, non_blocking=True)
         self.drawn, logprobs = self._sampler.draw(logits, self._next_uniforms[:, len(self._unseen)])
         self._unseen.append((self.drawn, logprobs))
+        self._supports += [self._sampler.support] if self._sampler.tells else []
         self._versions.append(version)
 
     def _make_uniforms(self) -> np.ndarray:
@@ -120,6 +125,10 @@ class OpenRows:
         pairs = torch.stack([one.double() for pair in self._unseen for one in pair]).cpu().numpy()  # the one wait
         count, rows = len(self._unseen), self._alive.nonzero()[0]
         self._unseen.clear()
+        while self._supports:
+            at, ids = (each.cpu().numpy() for each in self._supports.pop(0).nonzero(as_tuple=True))
+            for own, one in zip(self._sets, np.split(ids, np.searchsorted(at, range(1, len(self._sets)))), strict=True):
+                own.append(pack_tokens(one) if len(one) else b"")  # where logits are not finite there is none
         tokens, logprobs = pairs[0::2, rows].T.astype(np.int64), pairs[1::2, rows].T.astype(np.float32)
         at = (len(self._versions) - count - self._begun[rows])[:, None] + np.arange(count)
         self._tokens[rows[:, None], at], self._logprobs[rows[:, None], at] = tokens, logprobs
@@ -137,7 +146,10 @@ class OpenRows:
             versions = self._versions[begun : begun + length]
             ids, values = (all_rows[place, :length].tolist() for all_rows in (self._tokens, self._logprobs))
             reason: Literal["stop", "length"] = "stop" if stopped[row, last] else "length"
-            answer: Generation | Exception = Generation(Numbers("i", ids), Numbers("f", values), Numbers("i", versions), reason)
+            request = self._all[self._numbers[place]]
+            traces = support_trace(len(request.token_ids), self._sets[place][:length]) if request.sampling.support else {}
+            per_token = Numbers("i", ids), Numbers("f", values), Numbers("i", versions)
+            answer: Generation | Exception = Generation(*per_token, reason, traces)
             if broken[row, last]:
                 answer = RunError(f"generation under weight version {versions[-1]} stopped: the model's logits are not finite")
             answers.append((self._numbers[place], answer))
@@ -160,6 +172,7 @@ class OpenRows:
             return None
         places = self._alive.nonzero()[0]
         self._numbers = [self._numbers[place] for place in places]
+        self._sets = [self._sets[place] for place in places]
         for name in ("_begun", "_limits", "_block", "_alive", "_stops", "_tokens", "_logprobs", "_uniforms"):
             setattr(self, name, getattr(self, name)[places])
         kept = torch.from_numpy(places).to(self.device, non_blocking=True)

@@ -31,6 +31,9 @@ class Sampler:
         self.every_row_has_k = all(row.top_k > 0 for row in rows)
         self.some_top_p = any(row.top_p < 1 for row in rows)
         self.some_min_p = any(row.min_p > 0 for row in rows)
+        self.tells = any(row.support for row in rows)
+        self.support = torch.empty(0)
+        """``[B, V]`` bool: the tokens that the last draw could have drawn, if any row wants to know."""
 
     def keep(self, rows: Tensor) -> None:
         for name in ("greedy", "temperature", "top_k", "top_p", "min_p"):
@@ -50,6 +53,8 @@ class Sampler:
         weights = torch.sub(logits, top).exp_()
         if self.largest_k or self.some_top_p or self.some_min_p:
             weights = self._truncate(weights)
+        if self.tells:
+            self.support = weights > 0
         tokens, total = inverse_cdf(weights, uniforms)
         if weights.device.type != "cpu":
             # Parallel prefix sums need not be monotonic to the last bit: a row may land on a token of weight 0.

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, ServedModel, ServingMemory
+from rlhf_host.records.sampling import MOST
 
 
 class Transformers:
@@ -30,7 +31,7 @@ class Transformers:
             "auto", description="type that float32 weights compute in; auto: bfloat16 where the hardware has it (CUDA)"
         )
 
-    traits = EngineTraits(takes="module", waves=True, in_flight=True, images=True)
+    traits = EngineTraits(takes="module", waves=True, in_flight=True, images=True, support=MOST)
 
     def __init__(self, options: Options):
         self.options = options

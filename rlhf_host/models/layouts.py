@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +88,8 @@ class Line:
     """``[C]``: place of each completion token in the flattened ``mask``."""
     targets: Tensor
     """``[C]``: the completion tokens."""
+    support: np.ndarray | None = None
+    """``[C]``: the tokens that could be drawn in place of each completion token (``records/token_sets.py``)."""
     exact: bool = False
     """True if computed in 32 bits, for a trial."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from rlhf_host.records.token_sets import Sets, unpack_tokens
 
 CHUNK_ELEMENTS = {"cpu": 2**25, "other": 2**27}
 """Number of logits held at once: 128 MB on CPUs; more on other devices, where it is costly to read the head's gradient again
@@ -19,6 +23,9 @@ STACKED = 4
 """Chunks in 16 bits whose part of the head's gradient is one product, because adding each to the sum in 32 bits reads and writes
 as much as that gradient.
 """
+
+OUTSIDE = -1e30
+"""Logit of tokens that could not be drawn: their probability is exactly 0, and finite numbers have an entropy."""
 
 
 def token_logprobs(
@@ -35,6 +42,7 @@ def token_logprobs(
     with_entropy: bool = False,
     entropy_grad: bool = False,
     keep_logits: bool = False,
+    support: Sets = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the log-softmax of ``logits / temperature`` at the targets, in fp32, without ``[N, V]`` logits.
 
@@ -51,12 +59,14 @@ def token_logprobs(
         with_entropy: also the entropy of the whole distribution at this temperature.
         entropy_grad: gradients flow through the entropy.
         keep_logits: keep all products of the forward pass for the backward pass (``kept_bytes``); the results are the same.
+        support: at each place, the tokens that could be drawn (``records/token_sets.py``): the softmax is over them alone.
 
     Returns:
         ``logprobs`` in the shape of ``targets`` and ``entropy [N]`` (or ``None``), float32 (float64 for float64 inputs).
     """
     keep = keep_logits and torch.is_grad_enabled()
-    plan = _plan(hidden, weight, compute_dtype, chunk_tokens, temperature, scale, softcap, with_entropy, entropy_grad, keep)
+    settings = (temperature, scale, softcap, with_entropy, entropy_grad, keep, support)
+    plan = _plan(hidden, weight, compute_dtype, chunk_tokens, *settings)
     columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, bias, columns, plan)
     return logprobs.reshape(targets.shape), entropy if with_entropy else None
@@ -85,7 +95,7 @@ def top_logprobs(
         w, b = weight.to(plan.matmul), None if bias is None else bias.to(plan.matmul)
         for begin in range(0, len(hidden), plan.chunk):
             part = slice(begin, begin + plan.chunk)
-            logprobs[part], ids[part] = plan.log_softmax(plan.product(hidden[part], w, b))[0].topk(k)
+            logprobs[part], ids[part] = plan.log_softmax(plan.product(hidden[part], w, b), part)[0].topk(k)
     return logprobs, ids
 
 
@@ -113,16 +123,27 @@ def kept_bytes(tokens: int, vocabulary: int, *, narrow: bool, capped: bool = Fal
 
 
 def logprobs_of_logits(
-    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_grad: bool
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, entropy_grad: bool, support: Sets = None
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the same from ``[N, V]`` logits, for models whose head is more than a matrix product."""
-    every = F.log_softmax(logits.float() / temperature, dim=-1)
+    scaled = logits.float() / temperature
+    every = F.log_softmax(scaled if support is None else scaled.masked_fill(_outside(support, scaled), OUTSIDE), dim=-1)
     entropy = None
     if with_entropy:
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(every.exp() * every).sum(-1)
     columns = targets.unsqueeze(-1) if targets.dim() == 1 else targets
     return every.gather(-1, columns).reshape(targets.shape), entropy
+
+
+def _outside(support: Sequence[bytes], logits: Tensor) -> Tensor:
+    """Returns ``[n, V]`` bool: true at the tokens that could not be drawn."""
+    sets = [unpack_tokens(one) for one in support]
+    sizes = torch.tensor([len(ids) for ids in sets]).to(logits.device, non_blocking=True)
+    ids = torch.from_numpy(np.concatenate(sets).astype(np.int32)).to(logits.device, non_blocking=True)
+    outside = (sizes > 0)[:, None].repeat(1, logits.shape[-1])
+    outside[torch.repeat_interleave(sizes, output_size=len(ids)), ids.long()] = False
+    return outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +157,7 @@ class _Plan:
     with_entropy: bool = False
     entropy_grad: bool = False
     keep: bool = False
+    support: Sets = None
 
     @property
     def narrow(self) -> bool:
@@ -145,18 +167,19 @@ class _Plan:
         """Returns ``[n, V]`` logits, in the type of products."""
         return F.linear(hidden.to(self.matmul), weight, bias)
 
-    def log_softmax(self, product: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns ``[n, V]`` log-probabilities, and the softcap's derivative if there is one. May write over a product in 32
-        bits.
+    def log_softmax(self, product: Tensor, part: slice) -> tuple[Tensor, Tensor | None]:
+        """Returns ``[n, V]`` log-probabilities of a chunk, and the softcap's derivative if there is one. May write over a product
+        in 32 bits.
         """
-        logits = product.to(self.result)
-        if self.softcap is None:
-            if self.scale != self.temperature:
-                logits.mul_(self.scale / self.temperature)
-            return F.log_softmax(logits, dim=-1), None
-        slope = logits.mul_(self.scale / self.softcap).tanh_()
-        every = F.log_softmax(slope * (self.softcap / self.temperature), dim=-1)
-        return every, slope.square_().neg_().add_(1.0)
+        logits, slope = product.to(self.result), None
+        if self.softcap is not None:
+            slope = logits.mul_(self.scale / self.softcap).tanh_()
+            logits = slope * (self.softcap / self.temperature)
+        elif self.scale != self.temperature:
+            logits.mul_(self.scale / self.temperature)
+        if self.support is not None:
+            logits.masked_fill_(_outside(self.support[part], logits), OUTSIDE)
+        return F.log_softmax(logits, dim=-1), None if slope is None else slope.square_().neg_().add_(1.0)
 
 
 def _plan(hidden: Tensor, weight: Tensor, compute_dtype: torch.dtype | None, chunk: int | None, *settings: Any) -> _Plan:
@@ -179,7 +202,7 @@ class _TokenLogprobs(torch.autograd.Function):
             for begin in range(0, count, plan.chunk):
                 part = slice(begin, begin + plan.chunk)
                 product = plan.product(hidden[part], w, b)
-                every, slope = plan.log_softmax(product)
+                every, slope = plan.log_softmax(product, part)
                 logprobs[part] = every.gather(1, targets[part])
                 if plan.with_entropy:
                     entropy[part] = every.exp().mul_(every).sum(-1).neg_()
@@ -212,7 +235,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 part = slice(begin, end)
                 every, slope = kept[2 * (begin // plan.chunk) :][:2] or (None, None)
                 if plan.narrow or every is None:
-                    every, slope = plan.log_softmax(plan.product(hidden[part], w, b) if every is None else every)
+                    every, slope = plan.log_softmax(plan.product(hidden[part], w, b) if every is None else every, part)
                 g = grad_logprobs[part]
                 total = g.sum(1, keepdim=True)
                 # d logp(y)/dz = 1[y] − p, and dH/dz = −p (log p + H), for z = logits / temperature.

@@ -81,22 +81,27 @@ class LanguageHead:
         of a role in ``wanted.others`` are called ``of ROLE``.
         """
         hidden, targets, results, head = states.index_select(0, line.predicts), line.targets, dict[str, Tensor](), self._head
+        limits: dict[str, Any] = {} if line.support is None else {"support": line.support}
         if others := wanted.others:
             theirs = (topk.ids.cpu()[line.mask].to(targets.device, non_blocking=True) for topk in others.values())
             columns = [targets.unsqueeze(-1), *theirs]
-            targets = torch.cat(columns, -1)
+            targets = targets if limits else torch.cat(columns, -1)
         if wanted.outputs & {"logprobs", "entropy", "collision"}:
             settings: dict[str, Any] = {"with_entropy": "entropy" in wanted.outputs, "entropy_grad": wanted.entropy_grad}
             if head is None:
-                compute: Callable[..., tuple[Tensor, Tensor | None]] = partial(logprobs_of_logits, hidden, targets)
+                compute: Callable[..., tuple[Tensor, Tensor | None]] = partial(logprobs_of_logits, hidden)
             else:
                 settings |= {"scale": head.scale, "softcap": head.softcap, "compute_dtype": self.autocast}
                 settings["keep_logits"] = wanted.keep_logits
-                compute = partial(self._compute, hidden, head.linear.weight, head.linear.bias, targets)
-            logprobs, entropy = compute(wanted.temperature, **settings)
+                compute = partial(token_logprobs if limits else self._compute, hidden, head.linear.weight, head.linear.bias)
+            logprobs, entropy = compute(targets, wanted.temperature, **settings, **limits)
             results = {"logprobs": logprobs} | ({} if entropy is None else {"entropy": entropy})
             if "collision" in wanted.outputs:  # Σ p² = p(y)² / q(y) for any token y, q being p at half the temperature
-                results["collision"] = (2 * logprobs - compute(wanted.temperature / 2, **settings)[0]).exp()
+                results["collision"] = (2 * logprobs - compute(targets, wanted.temperature / 2, **settings, **limits)[0]).exp()
+            if others and limits:  # those of other roles are of whole distributions
+                settings |= {"with_entropy": False, "entropy_grad": False}
+                whole = compute(torch.cat(columns[1:], -1), wanted.temperature, **settings)[0]
+                results["logprobs"] = torch.cat([logprobs.unsqueeze(-1), whole], -1)
         if others:
             logprobs, *own = results["logprobs"].split([column.shape[-1] for column in columns], -1)
             results["logprobs"] = logprobs.squeeze(-1)

@@ -33,6 +33,7 @@ from rlhf_host.models.preparation import recompute
 from rlhf_host.protocols import Kernels, Ranks, RunsPasses, Slices, Tensors, Use
 from rlhf_host.records.pictures import Shown
 from rlhf_host.records.tensors import AT_TOKENS, OF_ROWS, Distribution, Outputs, TopK
+from rlhf_host.records.token_sets import of_completions
 
 SharedPrefix = Literal["auto", "on", "off"]
 Traces: TypeAlias = Sequence[Mapping[str, Any]] | None
@@ -407,7 +408,8 @@ class Passes:
         rows = Rows(prompt_ids, completion_ids.cpu()[mask], mask, read_whole, pad, images, place)
         line = rows.line(compute or self.model, make, alone=compute is None, device=self.device)
         whole_lengths = [len(ids) + length for ids, length in zip(prompt_ids, lengths, strict=True)]
-        return replace(line, around=partial(self.around, model=line.compute, lengths=whole_lengths, traces=traces))
+        around = partial(self.around, model=line.compute, lengths=whole_lengths, traces=traces)
+        return replace(line, around=around, support=of_completions(traces, lengths))
 
     def _states(self, line: Line) -> Tensor:
         """Returns ``[places, H]`` hidden states, or ``[places, V]`` logits if no head is known."""
@@ -456,7 +458,7 @@ class Passes:
         places = torch.cat([at.predicts, at.last])
         numbers = torch.arange(len(places), device=self.device)
         mask = torch.ones(len(places), dtype=torch.bool)
-        line = Line(compute, [at], places, at.last, at.last, places, mask, numbers, places, exact)
+        line = Line(compute, [at], places, at.last, at.last, places, mask, numbers, places, exact=exact)
         read = self._reading(line, lambda own, states: {"states": states[own.predicts]})
         # A backend that runs passes keeps the weights in pieces, which nothing may widen.
         with in_32_bits(self.model) if exact and self._backend is None else contextlib.nullcontext():

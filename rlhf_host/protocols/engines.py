@@ -40,6 +40,10 @@ class EngineTraits(Traits):
     """True if it can hold the base of a LoRA run and take adapters in place of weights (``EngineStart.adapter_rank``)."""
     images: bool = False
     """Provisional: True if it takes prompts with pictures (``records.pictures.Pictured``)."""
+    support: int = 0
+    """Provisional: the largest ``top_k`` with which it follows ``Sampling.support``, which training on truncated sampling needs;
+    ``2**31 - 1``: it does without ``top_k``, too.
+    """
 
 
 class Generator(Protocol):

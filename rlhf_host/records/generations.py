@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+SUPPORT = "support"
+"""Name of the tokens that could be drawn, among an answer's traces."""
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
 
@@ -20,6 +22,8 @@ class Sampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    support: bool = False
+    """Provisional: tell the tokens that could be drawn, too (``Generation.traces``). Engines can whose traits say so."""
 
     @property
     def truncates(self) -> bool:
@@ -45,4 +49,5 @@ class Generation:
     traces: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """Provisional: what the engine tells of tokens beside: name → numpy array ``[P + n - 1, ...]``, of the prompt and the answer
     without its last token, which the model did not read. ``routed_experts``: ``[..., layers, k]``, those that each layer took.
+    ``support``: of objects, the tokens that could be drawn next (``records/token_sets.py``), ``b""`` in the prompt.
     """

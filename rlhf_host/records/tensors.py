@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias
 
 from rlhf_host.records.by_role import OfRoles
 from rlhf_host.records.episodes import Trajectory
+from rlhf_host.records.generations import SUPPORT
 from rlhf_host.records.pictures import Picture
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ class Batch:
         """Returns the batch as the role sees it: in its own tokens, or after the prompts that a plugin wrote for it."""
         if role not in self.prompts:
             return self.rows.get(role, self)
-        return dataclasses.replace(self, prompt_ids=self.prompts[role], traces=None)
+        traces = self.traces and [{name: own[name] for name in own.keys() & {SUPPORT}} for own in self.traces]
+        return dataclasses.replace(self, prompt_ids=self.prompts[role], traces=traces)
 
     def map(self, change: Callable[[str, Any], Any]) -> Self:
         """Returns a copy with ``change(field, tensor)`` in place of every tensor."""

@@ -364,6 +364,7 @@ def _within(asked: Sampling, run: Sampling, *, train: bool) -> Sampling:
         "max_new_tokens": min(asked.max_new_tokens, run.max_new_tokens),
         "stop": tuple(dict.fromkeys(run.stop + asked.stop)),
         "stop_token_ids": tuple(dict.fromkeys(run.stop_token_ids + asked.stop_token_ids)),
+        "support": run.support,
     }
     chosen, trained = replace(asked, **bounds), replace(run, **bounds)
     if train and chosen != trained:

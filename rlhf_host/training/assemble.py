@@ -178,6 +178,7 @@ def episodes_of(
         min_p=drawn.min_p,
         stop=tuple(rollout.stop),
         stop_token_ids=tuple(rollout.stop_token_ids),
+        support=drawn is rollout and bool(rollout.truncated_by),
     )
     context_length = started.runtime.context_lengths["actor"]
     longest = min(rollout.max_tokens or context_length, context_length)

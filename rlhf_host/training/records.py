@@ -82,11 +82,15 @@ def _whole(trajectory: Trajectory) -> dict[str, Any]:
             row[name] = [float(f"{value:.5g}") for value in plain(values)]
     if any(reward is not None for reward in trajectory.agent_rewards):
         row["agent_rewards"] = trajectory.agent_rewards
-    traces = {name: [own.dtype.str, own.shape, b64encode(own).decode()] for name, own in trajectory.traces.items()}
+    traces = {name: [own.dtype.str, own.shape, _in_text(own)] for name, own in trajectory.traces.items()}
     row |= {name: own for name, own in (("columns", trajectory.columns), ("traces", traces)) if own}
     if trajectory.row or trajectory.parent is not None:
         row["tree"] = {"row": trajectory.row, "parent": trajectory.parent, "branch": trajectory.branch}
     return row
+
+
+def _in_text(values: Any) -> str | list[str]:
+    return b64encode(values).decode() if values.dtype != object else [b64encode(one).decode() for one in values]
 
 
 def _verdict(reward: Reward) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rlhf_host.records.metric_names import MetricNames
 from rlhf_host.records.needs import Needs, RoleHandle, ScoreContext
 from rlhf_host.records.ragged import Rows
 from rlhf_host.records.tensors import Experience, RoleOutput
+from rlhf_host.records.token_sets import support_metrics
 from rlhf_host.rollouts.collect import Collected, Played
 from rlhf_host.rollouts.experience import apply_masks, apply_rewards, joined, make_experience, reward_metrics, row_means
 from rlhf_host.rollouts.pipeline import Pipeline
@@ -104,6 +105,7 @@ class RolloutSource:
             with timed(times, "rows"):
                 batch = make(self._chosen(experience, collected.groups), self.rollouts.weights)
                 apply_masks(batch, self.manager)
+        support = support_metrics(batch.trajectories, needed=bool(rollout.truncated_by))
         add_prompts(batch, self.manager, self.needs, self.context.roles)
         with timed(times, "logprobs"):
             add_outputs(batch, self.trainer, self.needs, mode := self.config.old_logprobs_mode)
@@ -114,7 +116,8 @@ class RolloutSource:
             add_extra(batch, self.manager, self.trainer, self.needs)
             no_rows(batch, self.manager)
             beside = auxiliary_rows(self.manager, step, lambda groups: make(groups, {}))
-        metrics = joined(collected.metrics(self._reasons), reward_metrics(experience), identical_answers(experience), own)
+        of_rows = (reward_metrics(experience), identical_answers(experience), support)
+        metrics = joined(collected.metrics(self._reasons), *of_rows, own)
         fresh = True
         if self.pipeline is not None and self.pipeline.max_age:
             lag = staleness(batch, self.pipeline.max_age)

@@ -21,6 +21,7 @@ from rlhf_host.errors import UserError, near_matches
 from rlhf_host.protocols.data import Split
 from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
 from rlhf_host.records.pictures import is_list, is_picture, pictures_in
+from rlhf_host.records.token_sets import unpack_tokens
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, provenance, record
@@ -332,7 +333,7 @@ def _trajectory(row: _Row, where: str, pictures: PictureFiles) -> Trajectory:
         verdicts = {"reward": _Verdict(value=row.reward)}
     try:
         rewards = {name: None if verdict is None else _reward(verdict) for name, verdict in verdicts.items()}
-        traces = {name: np.frombuffer(b64decode(own), kind).reshape(size) for name, (kind, size, own) in row.traces.items()}
+        traces = {name: _trace(*own) for name, own in row.traces.items()}
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: verdicts or traces: {error}") from error
     return Trajectory(
@@ -351,6 +352,13 @@ def _trajectory(row: _Row, where: str, pictures: PictureFiles) -> Trajectory:
         **{name: getattr(row, name) for name in SAME},
         **row.tree.model_dump(),
     )
+
+
+def _trace(kind: str, size: Sequence[int], own: str | list[str]) -> np.ndarray:
+    if isinstance(own, str):
+        return np.frombuffer(b64decode(own), kind).reshape(size)
+    sets = [b64decode(one) for one in own]
+    return np.array([one for one in sets if unpack_tokens(one) is not None], dtype=object).reshape(size)
 
 
 def _with_pictures(prompt: Any, pictures: PictureFiles) -> Any:

@@ -21,6 +21,7 @@ from rlhf_host.protocols import Generator
 from rlhf_host.records.episodes import Episode, Generation, Group, Sampling, Task, Trajectory
 from rlhf_host.records.needs import Needs, Outcome, RoleHandle, RoleNeed, ScoreContext
 from rlhf_host.records.tensors import Experience
+from rlhf_host.records.token_sets import support_metrics
 from rlhf_host.rollouts.collect import Collected, Collector, drop_reason
 from rlhf_host.rollouts.episodes import Episodes
 from rlhf_host.rollouts.experience import apply_rewards, make_experience
@@ -144,13 +145,15 @@ class Session:
 
     def experience(self, step: SavedStep, groups: Sequence[Group], weights: Mapping[str, float]) -> Experience:
         """Returns groups of a saved step as a batch, with rewards transformed and, with an algorithm, advantages."""
-        rollout, needs = self.config.rollout, merge_needs(self.manager)
+        drawn, needs = self.config.rollout.model_copy(update=step.sampling), merge_needs(self.manager)
+        needed = self.started is not None and bool(drawn.truncated_by)
+        support_metrics((row for group in groups for row in group.trajectories), needed=needed)
         experience = make_experience(
             groups,
             dict(weights),
             step=step.step,
-            max_new_tokens=int(step.sampling.get("max_new_tokens", rollout.max_new_tokens)),
-            temperature=float(step.sampling.get("temperature", rollout.temperature)),
+            max_new_tokens=int(drawn.max_new_tokens),
+            temperature=float(drawn.temperature),
         )
         # The weights that sampled are gone, so what they gave their tokens stands for π_old.
         mode = "fused" if self.config.old_logprobs_mode == "fused" else "sampler"

@@ -192,20 +192,17 @@ REFUSALS = {
         [*ONE, "--rollout.temperature", "0"],
         "rollout.temperature is 0: greedy samples of a group are all the same; train with a temperature above 0",
     ),
-    "top-p": (
-        [*ONE, "--rollout.top-p", "0.9"],
-        "rollout.top_p is 0.9: training cannot correct for tokens that could not be drawn;"
-        " set --rollout.top-p 1 (eval.top_p may be set)",
+    "top-p without top-k": (
+        [*ONE, "--engine", "vllm", "--rollout.top-p", "0.9"],
+        "rollout.top_p is 0.9: training has to know which tokens could be drawn, and engine vllm tells up to 128:"
+        " set --rollout.top-k from 1 to 128, too, or choose another --engine, or set --rollout.top-p 1"
+        " (eval.top_p may be set)",
     ),
-    "top-k": (
-        [*ONE, "--rollout.top-k", "5"],
-        "rollout.top_k is 5: training cannot correct for tokens that could not be drawn;"
-        " set --rollout.top-k 0 (eval.top_k may be set)",
-    ),
-    "min-p": (
-        [*ONE, "--rollout.min-p", "0.1"],
-        "rollout.min_p is 0.1: training cannot correct for tokens that could not be drawn;"
-        " set --rollout.min-p 0 (eval.min_p may be set)",
+    "a large top-k": (
+        [*ONE, "--engine", "vllm", "--rollout.top-k", "129"],
+        "rollout.top_k is 129: training has to know which tokens could be drawn, and engine vllm tells up to 128:"
+        " set --rollout.top-k from 1 to 128, too, or choose another --engine, or set --rollout.top-k 0"
+        " (eval.top_k may be set)",
     ),
     "no room for prompts": (
         [*ONE, "--rollout.max-tokens", "8"],

@@ -177,7 +177,7 @@ CAUSES = {
     "has no option": lambda said, tmp: said("--algo.clip-epss", "0.3"),
     "no chosen plugin": lambda said, tmp: said("--algo", "unmarked"),
     "needs groups of": lambda said, tmp: said("--rollout.n", "1"),
-    "training cannot correct": lambda said, tmp: said("--rollout.top-p", "0.9"),
+    "training has to know which tokens": lambda said, tmp: said("--engine", "vllm", "--rollout.top-p", "0.9"),
     "rollout.temperature is 0": lambda said, tmp: said("--rollout.temperature", "0"),
     "train.old_logprobs fused": lambda said, tmp: said("--train.old-logprobs", "fused", "--train.epochs", "2"),
     "no model 'gpt-7'": lambda said, tmp: said("--actor.model", "gpt-7"),

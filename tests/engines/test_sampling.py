@@ -1,5 +1,7 @@
 """Drawing: the distribution, its log-probability, truncation, and uniforms that depend on the key alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -87,7 +89,8 @@ def test_logprobs_are_of_the_distribution_that_is_sampled(sampling, size):
     generator = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(200, size, generator=generator)
     uniforms = torch.rand(200, generator=generator, dtype=torch.float64)
-    tokens, logprobs = draw(logits, uniforms, sampling)
+    sampler = Sampler([replace(sampling, support=True)] * len(logits), torch.device("cpu"))
+    tokens, logprobs = sampler.draw(logits, uniforms)
 
     warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k:
@@ -99,6 +102,7 @@ def test_logprobs_are_of_the_distribution_that_is_sampled(sampling, size):
     warped = warpers(torch.zeros(200, 1, dtype=torch.int64), logits.clone()).log_softmax(-1)
     assert torch.isfinite(warped.gather(1, tokens[:, None])).all()
     assert (warped.gather(1, tokens[:, None])[:, 0] - logprobs).abs().max() < 2e-6
+    assert torch.equal(sampler.support, warped.isfinite())
 
 
 def test_rows_with_their_own_parameters_do_not_disturb_each_other():

@@ -10,6 +10,7 @@ from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Counting
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.records.token_sets import unpack_tokens
 
 from .embedded_rig import PROMPTS, decoder_of, engine_for, mismatch, requests_for, sample
 
@@ -101,6 +102,39 @@ def test_truncated_sampling_records_the_renormalised_distribution(llama):
             probability = row.softmax(-1)[token]
             assert probability >= kept[-1] - 1e-7
             assert logprob == pytest.approx(float((probability / kept.sum()).log()), abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batch_size": 3}, {"max_batch_tokens": 40}], ids=str)
+def test_truncated_sampling_tells_the_tokens_that_could_be_drawn(llama, options):
+    """Of each token, in rows that end at different times, leave and come in; exact against what the rows alone say."""
+    settings = ({"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.6, "min_p": 0.1})
+    requests = requests_for(lambda i, j: Sampling(4 + 5 * j, temperature=1.2, support=True, **settings[(i + j) % 4]))
+    requests += [Request((9, 9, 4), Sampling(12, top_p=0.8), (1,)), Request((9, 9, 4), Sampling(12), (2,))]
+    generations = sample(engine_for(llama, **options), requests)
+    for request, generation in zip(requests, generations, strict=True):
+        prompt, count, sampling = len(request.token_ids), len(generation.token_ids), request.sampling
+        if not sampling.support:
+            assert generation.traces == {}
+            continue
+        sets = generation.traces["support"]
+        assert len(sets) == prompt + count - 1
+        assert not any(sets[: prompt - 1])
+        ids = torch.tensor([[*request.token_ids, *generation.token_ids]])
+        logits = llama(ids, use_cache=False).logits[0, prompt - 1 : -1].detach().double() / 1.2
+        for token, logprob, row, one in zip(generation.token_ids, generation.logprobs, logits, sets[prompt - 1 :], strict=True):
+            own = unpack_tokens(one)
+            assert set(own.tolist()) == kept_by(sampling, row)
+            assert logprob == pytest.approx(float(row[token] - row[torch.from_numpy(own)].logsumexp(0)), abs=1e-5)
+
+
+def kept_by(sampling, logits):
+    """The tokens that top-k, top-p of the rest, then min-p leave, one by one."""
+    order = logits.argsort(descending=True).tolist()[: sampling.top_k or None]
+    left = logits[order].softmax(-1)
+    best = left[0]
+    if sampling.top_p < 1:
+        order = order[: int((left.cumsum(0) < sampling.top_p).sum()) + 1]
+    return {token for token, probability in zip(order, left.tolist(), strict=False) if probability >= sampling.min_p * best}
 
 
 def test_greedy_is_transformers_own_greedy(llama):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_host.models import logprobs as logprobs_module
 from rlhf_host.models.logprobs import logprobs_of_logits, token_logprobs, top_logprobs
+from rlhf_host.records.token_sets import pack_tokens
 
 TOKENS, WIDTH, VOCABULARY = 11, 6, 23
 
@@ -53,6 +55,64 @@ def test_values_and_gradients_are_those_of_the_full_logits(parts, head, with_bia
         gradients((pull[0] * found[0] + pull[1] * found[1]).sum(), *leaves),
         gradients((pull[0] * expected[0] + pull[1] * expected[1]).sum(), *leaves),
     )
+
+
+def sets_of(targets: Tensor, vocabulary: int = VOCABULARY, seed: int = 0) -> tuple[list[bytes], Tensor]:
+    """Sets with each target in it, of one token, some, all or no limit; and where they allow a token, ``[N, V]``."""
+    draw, sets, allowed = np.random.default_rng(seed), [], torch.zeros(len(targets), vocabulary, dtype=torch.bool)
+    for row, token in enumerate(targets.tolist()):
+        count = (0, 1, 2, vocabulary // 2, vocabulary)[row % 5]
+        ids = np.unique([token, *draw.permutation(vocabulary)[: count - 1]]) if count else np.arange(vocabulary)
+        sets.append(pack_tokens(ids) if count else b"")
+        allowed[row, ids] = True
+    return sets, allowed
+
+
+def restricted(hidden, weight, bias, targets, allowed, temperature=1.0, scale=1.0, softcap=None):
+    """The same as ``naive``, over some tokens: what each is out of is summed one by one."""
+    logits = torch.nn.functional.linear(hidden, weight, bias) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits, logprobs, entropies = logits / temperature, [], []
+    for row, token, own in zip(logits, targets, allowed, strict=True):
+        inside = row[own] - row[own].logsumexp(0)
+        logprobs.append(row[token] - row[own].logsumexp(0))
+        entropies.append(-(inside.exp() * inside).sum())
+    return torch.stack(logprobs), torch.stack(entropies)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("head", [{}, {"temperature": 1.7, "scale": 0.25}, {"temperature": 0.6, "softcap": 2.0}], ids=str)
+def test_a_softmax_over_some_tokens_has_the_values_and_gradients_of_these_alone(parts, head, chunk_tokens, keep):
+    hidden, weight, bias, targets = parts
+    leaves, (sets, allowed) = [part.requires_grad_() for part in (hidden, weight, bias)], sets_of(targets)
+    expected = restricted(*leaves, targets, allowed, **head)
+    settings = {"chunk_tokens": chunk_tokens, "with_entropy": True, "entropy_grad": True, "keep_logits": keep}
+    found = token_logprobs(*leaves, targets, support=sets, **settings, **head)
+    torch.testing.assert_close(found, expected)
+    assert found[0][1].item() == found[1][1].item() == 0.0, "where one token could be drawn"
+    pull = torch.randn(2, TOKENS, dtype=torch.float64)
+    loss, wanted = ((pull[0] * one[0] + pull[1] * one[1]).sum() for one in (found, expected))
+    torch.testing.assert_close(gradients(loss, *leaves), gradients(wanted, *leaves))
+    if not {"scale", "softcap"} & head.keys():
+        logits = torch.nn.functional.linear(hidden, weight, bias)
+        other = logprobs_of_logits(logits, targets, head.get("temperature", 1.0), True, True, sets)
+        torch.testing.assert_close(other, expected, check_dtype=False, atol=1e-5, rtol=1e-5)
+
+
+def test_products_in_16_bits_are_restricted_too(parts):
+    hidden, weight, bias, targets = (part.float() if part.is_floating_point() else part for part in parts)
+    sets, allowed = sets_of(targets)
+    leaves = [part.requires_grad_() for part in (hidden, weight, bias)]
+    runs = []
+    for keep in (False, True):
+        found, _ = token_logprobs(
+            *leaves, targets, support=sets, compute_dtype=torch.bfloat16, chunk_tokens=4, keep_logits=keep
+        )
+        runs.append([found, *gradients(found.sum(), *leaves)])
+    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
+    torch.testing.assert_close(runs[0][0], restricted(*leaves, targets, allowed)[0], atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("compute", [None, torch.bfloat16], ids=["wide", "narrow"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,6 +18,7 @@ from rlhf_host.models.heads import find_head
 from rlhf_host.models.passes import Passes
 from rlhf_host.models.preparation import remove_dropout
 from rlhf_host.records.tensors import TopK
+from rlhf_host.records.token_sets import pack_tokens, support_trace
 
 VOCABULARY = 61
 SIZES = {
@@ -119,6 +121,59 @@ def test_values_and_gradients_are_those_of_each_row_alone(name, shared_prefix, r
     torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.entropy, entropy, rtol=1e-5, atol=1e-5)
     assert_same_gradients(gradients(model, (pull[0] * found.logprobs + pull[1] * found.entropy).sum()), expected, 2e-5)
+
+
+def truncated(ids: Tensor, mask: Tensor) -> tuple[list[dict], Tensor]:
+    """Traces of rows, one without any, whose sets have their tokens; and where these allow a token, ``[B, T, V]``."""
+    draw, traces, allowed = np.random.default_rng(3), [], torch.ones(*ids.shape, VOCABULARY, dtype=torch.bool)
+    for row, prompt in enumerate(PROMPTS):
+        sets = []
+        for place, token in enumerate(ids[row, mask[row]].tolist() if row != 2 else ()):
+            some = np.unique([token, *draw.permutation(VOCABULARY)[: draw.integers(1, VOCABULARY)]])
+            sets.append(pack_tokens(some))
+            allowed[row, place] = False
+            allowed[row, place, some] = True
+        traces.append(support_trace(len(prompt), sets) if row != 2 else {})
+    return traces, allowed
+
+
+@pytest.mark.parametrize("shared_prefix", ["off", "auto"])
+@pytest.mark.parametrize("name", ["llama-tied", "gemma2", "cohere", "phi-bias", "mamba", "bloom-alibi"])
+def test_replayed_support_gives_the_values_and_gradients_of_these_tokens_alone(name, shared_prefix, rows):
+    model = make_model(name)
+    ids, mask = rows
+    traces, allowed = truncated(ids, mask)
+    pull = torch.randn(2, *ids.shape) * mask
+    whole = forward(model, PROMPTS, ids, mask, outputs=frozenset({"logits"}), shared_prefix="off").logits
+    every = (whole / 0.7).masked_fill(~allowed, -torch.inf).log_softmax(-1)
+    logprobs = every.gather(-1, ids[..., None]).squeeze(-1).where(mask, 0.0)
+    entropy = -(every.exp() * every.masked_fill(~allowed, 0.0)).sum(-1) * mask
+    collision = every.exp().square().sum(-1) * mask
+    expected = gradients(model, (pull[0] * logprobs + pull[1] * entropy).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        settings = {"outputs": LM, "shared_prefix": shared_prefix, "entropy_grad": True, "traces": traces}
+        found = forward(model, PROMPTS, ids, mask, temperature=0.7, **settings)
+        settings |= {"outputs": LM | {"collision"}, "entropy_grad": False}
+        with torch.no_grad():
+            other = forward(model, PROMPTS, ids, mask, temperature=0.7, **settings).collision
+    torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.entropy, entropy, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(other, collision, rtol=1e-4, atol=1e-5)
+    assert_same_gradients(gradients(model, (pull[0] * found.logprobs + pull[1] * found.entropy).sum()), expected, 2e-5)
+
+
+def test_distributions_of_other_roles_are_compared_as_a_whole(rows):
+    model = make_model("llama")
+    ids, mask = rows
+    traces, _ = truncated(ids, mask)
+    passes = Passes(model)
+    theirs = passes.topk(5, PROMPTS, ids, mask, traces=traces)
+    plain, cut = (passes.forward(PROMPTS, ids, mask, others={"teacher": theirs}, traces=own) for own in (None, traces))
+    torch.testing.assert_close(cut.others["teacher"].own, plain.others["teacher"].own)
+    alone = passes.forward(PROMPTS, ids, mask, traces=traces).logprobs
+    torch.testing.assert_close(cut.logprobs, alone)
+    assert (cut.logprobs - plain.logprobs).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -16,9 +16,9 @@ import pytest
 from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, DISTRIBUTED = 23_843, 5_427
+CORE, DISTRIBUTED = 23_966, 5_450
 """Lines of code: neither docstrings nor comments nor empty lines."""
-ROOM, LARGER = 3_500, {"training": 4_264}
+ROOM, LARGER = 3_500, {"training": 4_277}
 """Most of a folder of the core, and those that have more."""
 DOOR = 80
 """Most lines of code of a protocol's file that is a door: one in `rlhf_host/protocols`."""

@@ -70,7 +70,9 @@ def test_parts_of_a_batch_have_those_of_their_rows():
 
     assert calls(batch.select([2, 0])) == [3, 2]
     batch.prompts["teacher"] = [[9]] * 3
-    assert batch.seen_by("teacher").traces is None, "other prompts, other tokens"
+    assert batch.seen_by("teacher").traces == [{}, {}, {}], "other prompts, other tokens"
+    batch.traces[1]["support"] = own = np.array([b"", b"", *[b"b\xff"] * 5], object)
+    assert batch.seen_by("teacher").traces == [{}, {"support": own}, {}], "the same answers, which could be as they could"
     assert calls(batch.seen_by("actor")) == [2, 5, 3]
     shards = [shard.batch() for shard in make_shards(batch.batch(), [[1], [2, 0]], PASSES)]
     assert [calls(shard) for shard in shards] == [[5], [3, 2]]

@@ -128,7 +128,8 @@ class LineSlices:
             places[name] = whole[numbers[name]] - start
         at, targets = line.at[numbers["predicts"]], line.targets[numbers["predicts"]]
         mask = torch.zeros_like(line.mask).view(-1).index_fill(0, at.cpu(), value=True).view_as(line.mask)
-        return replace(line, **places, at=at, targets=targets, mask=mask), numbers
+        support = None if line.support is None else line.support[numbers["predicts"].cpu().numpy()]
+        return replace(line, **places, at=at, targets=targets, mask=mask, support=support), numbers
 
 
 class _Trade(torch.autograd.Function):

@@ -24,7 +24,7 @@ REFUSED: dict[str, str] = {
         (
             *("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs"),
             *("enable_prefix_caching", "load_format", "kv_cache_memory_bytes", "max_model_len", "dtype", "enforce_eager"),
-            *("enable_sleep_mode", "logprobs_mode", "worker_extension_cls", "generation_config"),
+            *("enable_sleep_mode", "logprobs_mode", "max_logprobs", "worker_extension_cls", "generation_config"),
         ),
         _OWNED,
     ),

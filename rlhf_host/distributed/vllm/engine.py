@@ -305,9 +305,9 @@ class VLLMEngine:
         try:
             self._check_ready()  # a sync may have failed since
             number = str(next(self._numbers))
-            parameters = sampling_params(call.request, self._ends, self.context_length, seeds=self.options.seeds)
+            asked = sampling_params(call.request, self._ends, self.context_length, self._vocabulary, seeds=self.options.seeds)
             prompt = self._prompt_of(call.request)
-            self.llm.add_request(number, prompt, parameters, lora_request=self._weights.adapter)
+            self.llm.add_request(number, prompt, asked, lora_request=self._weights.adapter)
         except Exception as error:
             ours = isinstance(error, RunError | UserError)
             answer([(call, error if ours else UserError(f"engine vllm: {first_line(error)}"))])

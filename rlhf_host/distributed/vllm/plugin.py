@@ -19,6 +19,10 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 CPU_CACHE_BYTES = 1 << 29
+MOST_TOLD, TIES = 128, 16
+"""Largest top-k with which vLLM tells the tokens that could be drawn, and how many may tie with the last of them: it keeps these,
+too. Each takes about 90 bytes per token while an answer is unfinished.
+"""
 
 
 class Vllm:
@@ -84,6 +88,7 @@ class Vllm:
             in_flight=versions_by_token(),
             adapters=True,
             images=True,
+            support=MOST_TOLD,
         )
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:

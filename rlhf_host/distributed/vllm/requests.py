@@ -11,12 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rlhf_host.distributed.vllm.arguments import versions_by_token
+from rlhf_host.distributed.vllm.plugin import MOST_TOLD, TIES
 from rlhf_host.engines.requests import Request
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import FinishReason, Generation, SampleKey, Sampling
 from rlhf_host.records.numbers import Numbers
 from rlhf_host.records.pictures import images_of
+from rlhf_host.records.token_sets import pack_tokens, support_trace
 
 REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -57,7 +61,7 @@ def request_seed(key: SampleKey) -> int:
     return int.from_bytes(hashlib.blake2b(",".join(map(str, key)).encode(), digest_size=8).digest(), "big") >> 1
 
 
-def sampling_params(request: Request, ends: set[int], context_length: int, *, seeds: bool = True) -> Any:
+def sampling_params(request: Request, ends: set[int], context_length: int, vocabulary: int, *, seeds: bool = True) -> Any:
     """Returns vLLM's ``SamplingParams``; ``ends`` are the tokens that end any completion, ``seeds`` as in ``Vllm.Options``."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -76,11 +80,17 @@ def sampling_params(request: Request, ends: set[int], context_length: int, *, se
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
         include_stop_str_in_output=True,
-        logprobs=0,
+        logprobs=min(told(sampling), vocabulary),
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+
+
+def told(sampling: Sampling) -> int:
+    """Returns how many of the likeliest tokens vLLM is asked for: all that top-k leaves, with some that tie with the last one."""
+    tells = sampling.support and sampling.temperature > 0 and 0 < sampling.top_k <= MOST_TOLD
+    return sampling.top_k + TIES if tells else 0
 
 
 def answer_of(request: Request, output: Any, version: int) -> Generation | RunError | UserError:
@@ -105,8 +115,9 @@ def generation_of(sampling: Sampling, output: Any, version: int) -> Generation |
         version: version of the current weights, for messages, and for tokens where vLLM does not tell theirs.
     """
     completion = output.outputs[0]
-    tokens = list(completion.token_ids)
-    logprobs = [0.0] * len(tokens) if sampling.temperature == 0 else list(completion.logprobs.logprobs)[: len(tokens)]
+    tokens, most, traces = list(completion.token_ids), told(sampling), dict[str, Any]()
+    width = completion.logprobs.end_indices[0] if most and tokens else 1
+    logprobs = [0.0] * len(tokens) if sampling.temperature == 0 else completion.logprobs.logprobs[: len(tokens) * width : width]
     if len(logprobs) != len(tokens) or not all(map(math.isfinite, logprobs)):
         return RunError(f"generation under weight version {version} stopped: the model's logits are not finite")
     if completion.finish_reason not in REASONS:
@@ -116,5 +127,17 @@ def generation_of(sampling: Sampling, output: Any, version: int) -> Generation |
         spans = completion.weight_versions or ()
         versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
     per_token = Numbers("i", tokens), Numbers("f", logprobs), Numbers("i", versions)
-    experts = getattr(completion, "routed_experts", None)
-    return Generation(*per_token, REASONS[completion.finish_reason], {} if experts is None else {"routed_experts": experts})
+    if (experts := getattr(completion, "routed_experts", None)) is not None:
+        traces["routed_experts"] = experts
+    if most:
+        flat = completion.logprobs
+        values, ids = (np.reshape(each[: len(tokens) * width], (-1, width))[:, 1:] for each in (flat.logprobs, flat.token_ids))
+        drawable = np.isfinite(values)
+        if width > most and drawable.all(1).any():
+            return RunError(
+                f"engine vllm: {TIES} tokens or more tie with the last of top_k {sampling.top_k}, so the tokens that could be"
+                " drawn are not known: set --engine.dtype float32, or another --rollout.top-k"
+            )
+        sets = (pack_tokens(np.sort(own[some])) for own, some in zip(ids, drawable, strict=True))
+        traces |= support_trace(len(output.prompt_token_ids), sets)
+    return Generation(*per_token, REASONS[completion.finish_reason], traces)

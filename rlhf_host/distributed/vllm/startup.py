@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from rlhf_host import errors
 from rlhf_host.distributed.vllm.arguments import has_draft_model, refused_on_cpus, versions_by_token
-from rlhf_host.distributed.vllm.plugin import CPU_CACHE_BYTES, RANKS, Vllm
+from rlhf_host.distributed.vllm.plugin import CPU_CACHE_BYTES, MOST_TOLD, RANKS, TIES, Vllm
 from rlhf_host.distributed.vllm.process import own_process
 from rlhf_host.engines.requests import end_tokens
 from rlhf_host.errors import UserError
@@ -88,6 +88,7 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
         "enable_sleep_mode": options.sleep and not on_cpu,
         # After temperature, top-k, top-p and min-p: the distribution the token was drawn from.
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MOST_TOLD + TIES,
         "worker_extension_cls": "rlhf_host.distributed.vllm.worker.WeightLoading",
         "generation_config": "vllm",
     }

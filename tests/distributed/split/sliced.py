@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, MistralConfig, Qwen2Config, Qwen3Config
 
 from rlhf_host.distributed.split.ranks import Ranks
 from rlhf_host.models.activation_memory import recorded
 from rlhf_host.models.passes import Passes
+from rlhf_host.records.token_sets import pack_tokens, support_trace
 
 sys.path.append(str(Path(__file__).parent))
 from group import serve
@@ -50,6 +52,12 @@ def rows(shapes: list[tuple[int, int]], groups: list[int]) -> dict[str, Any]:
     }
 
 
+def support_of(shape: tuple[int, int], ids: torch.Tensor) -> Any:
+    """Returns sets of one to five tokens, among them each token."""
+    sets = ([token, *(7 * step % 96 for step in range(token % 5))] for token in ids[: shape[1]].tolist())
+    return support_trace(shape[0], (pack_tokens(np.unique(one)) for one in sets))
+
+
 def compared(
     ranks: Ranks,
     kind: str,
@@ -58,9 +66,12 @@ def compared(
     groups: list[int],
     outputs: list[str],
     shared_prefix: Any = "auto",
+    truncated: bool = False,
 ) -> dict[str, Any]:
     """Returns how far outputs and gradients of slices are from those of one process, and how much each keeps."""
     batch = rows(shapes, groups)
+    if truncated:
+        batch["traces"] = [support_of(*row) for row in zip(shapes, batch["completion_ids"], strict=True)]
     found: dict[str, Any] = {}
     results, gradients, kept = [], [], []
     for slices in (None, ranks.slices):

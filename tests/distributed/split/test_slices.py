@@ -40,6 +40,12 @@ def test_windows_norms_and_scalar_heads_are_right(two, kind, outputs, shared_pre
         assert found["gradients"] <= 1e-5
 
 
+def test_replayed_support_is_that_of_each_process_s_tokens(two):
+    for found in two(sliced.compared, "qwen2", (8, 8), GROUPED, OWNERS, ["logprobs", "entropy"], "auto", True):
+        assert found["outputs"] <= 1e-5
+        assert found["gradients"] <= 1e-5
+
+
 @pytest.mark.parametrize("heads", [(8, 8), (8, 2), (8, 1)])
 def test_each_process_keeps_about_half(two, heads):
     for found in two(sliced.compared, "qwen2", heads, [(1, 4095)], [0], ["logprobs"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import math
 import os
 import re
 from pathlib import Path
@@ -24,8 +25,9 @@ from rlhf_host.distributed.vllm.arguments import (
 )
 from rlhf_host.distributed.vllm.plugin import Vllm
 from rlhf_host.distributed.vllm.requests import generation_of
-from rlhf_host.errors import UserError
+from rlhf_host.errors import RunError, UserError
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.records.token_sets import unpack_tokens
 
 ROOT = Path(__file__).parents[3]
 SOMETIMES = [
@@ -280,3 +282,23 @@ def test_an_answer_has_the_experts_that_vllm_tells(experts):
     answer = generation_of(Sampling(2), SimpleNamespace(outputs=[completion]), version=3)
     assert list(answer.token_ids) == [5, 6]
     assert answer.traces == ({} if experts is None else {"routed_experts": experts})
+
+
+@pytest.mark.parametrize("ties", [0, 15, 16])
+def test_tokens_that_tie_with_the_last_of_top_k_are_told_or_refused(ties):
+    """vLLM keeps all that tie. What is more than it was asked for is not known."""
+    width = 3 + 16
+    values = [-1.0] * (3 + ties) + [-math.inf] * (16 - ties)
+    told = SimpleNamespace(logprobs=[-1.0, *values] * 2, token_ids=[7, *range(30, 30 - width, -1)] * 2, end_indices=[width + 1])
+    completion = SimpleNamespace(token_ids=[7, 7], logprobs=told, finish_reason="length")
+    completion.weight_versions = [SimpleNamespace(version="3", start=0, end=2)]
+    output = SimpleNamespace(outputs=[completion], prompt_token_ids=[1, 2])
+    answer = generation_of(Sampling(2, top_k=3, support=True), output, version=3)
+    if ties >= 16:
+        assert isinstance(answer, RunError)
+        assert "16 tokens or more tie with the last of top_k 3" in str(answer)
+        return
+    prompt, *sets = answer.traces["support"]
+    assert prompt == b""
+    assert [unpack_tokens(one).tolist() for one in sets] == [list(range(28 - ties, 31))] * 2
+    assert list(answer.logprobs) == [-1.0, -1.0]

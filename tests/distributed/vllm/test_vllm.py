@@ -23,6 +23,7 @@ from rlhf_host.distributed.vllm.startup import ends_of
 from rlhf_host.errors import RunError, UserError
 from rlhf_host.protocols import Counting, SyncTarget
 from rlhf_host.records.episodes import Sampling
+from rlhf_host.records.token_sets import unpack_tokens
 from rlhf_host.weight_sync.local_source import LocalSource
 
 from .rig import KIB, SIZE, Rig, logprobs_of, make_engine, mismatch, prompts_of, write_model
@@ -290,6 +291,47 @@ def test_truncated_sampling_gives_the_renormalised_logprobs(rig, truncation):
             assert len(kept) < SIZE
             assert probabilities[token] >= kept[-1] - 1e-7
             assert logprob == pytest.approx(float((probabilities[token] / kept.sum()).log()), abs=1e-4)
+
+
+@untied
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_p": 0.8, "min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("top_k", [1, 5, SIZE])
+def test_it_tells_which_tokens_could_be_drawn(rig, top_k, more):
+    """In a vocabulary that top-k may exhaust."""
+    prompts = prompts_of(8, 40)
+    sampling = Sampling(8, temperature=1.2, top_k=top_k, support=True, **more)
+    for prompt, made in zip(prompts, rig.sample(prompts, sampling), strict=True):
+        sets = made.traces["support"]
+        assert len(sets) == len(prompt) + 7
+        assert not any(sets[: len(prompt) - 1])
+        with torch.no_grad():
+            logits = rig.model(torch.tensor([[*prompt, *made.token_ids]])).logits[0, len(prompt) - 1 : -1].double() / 1.2
+        for token, logprob, row, one in zip(made.token_ids, made.logprobs, logits, sets[len(prompt) - 1 :], strict=True):
+            own = unpack_tokens(one).astype(int)
+            assert logprob == pytest.approx(float(row[token] - row[torch.from_numpy(own)].logsumexp(0)), abs=1e-4)
+            order = row.argsort(descending=True)
+            if "min_p" in more:  # vLLM leaves its tokens out first
+                order = order[row[order].softmax(-1) >= more["min_p"] * row.softmax(-1).max()]
+            order = order[:top_k]
+            wanted = order[: int((row[order].softmax(-1).cumsum(-1) < more.get("top_p", 2.0)).sum()) + 1]
+            assert set(own.tolist()) == set(wanted.tolist())
+
+
+@untied
+def test_requests_that_do_not_ask_which_tokens_could_be_drawn_are_told_nothing(rig):
+    prompts = prompts_of(6, 40)
+    for silent in (Sampling(4, top_p=0.5, support=True), Sampling(4, top_k=3), Sampling(4, 0.0, top_k=3, support=True)):
+        assert all(made.traces == {} for made in rig.sample(prompts, silent))
+
+    async def main(asked):
+        jobs = [rig.engine.generate(prompt, asked[i % 3], (3, i)) for i, prompt in enumerate(prompts)]
+        return await asyncio.gather(*jobs)
+
+    asked = [Sampling(6), Sampling(6, top_k=9, support=True), Sampling(6, top_k=3, support=True)]
+    for i, made in enumerate(asyncio.run(main(asked))):
+        sizes = [len(unpack_tokens(one)) for one in made.traces.get("support", ())][len(prompts[i]) - 1 :]
+        assert sizes == ([asked[i % 3].top_k] * 6 if i % 3 else [])
+        assert len(made.logprobs) == 6
 
 
 @untied

@@ -43,14 +43,16 @@ def test_an_option_given_twice(translated, script):
 
 
 def test_what_is_unknown_or_unfit_is_named(translated, script):
-    said, _, _ = translated(
+    said, _, values = translated(
         script(
-            "trl grpo --model_name_or_path m --frobnicate 3 --lr_scheduler_type inverse_sqrt --top_p 0.9 --num_generations many\n"
+            "trl grpo --model_name_or_path m --frobnicate 3 --lr_scheduler_type inverse_sqrt --top_p 0.9 --repetition_penalty 1.1"
+            " --num_generations many\n"
         )
     )
     assert "--frobnicate 3 (line 1): not an option of TRL 0.14.0 to 1.16.0, and not known here" in said
     assert "--lr_scheduler_type inverse_sqrt (line 1): schedules here: constant, linear, cosine" in said
-    assert "--top_p 0.9 (line 1): training refuses it" in said
+    assert "--repetition_penalty 1.1 (line 1): training refuses it" in said
+    assert values["rollout"]["top_p"] == 0.9
     reason = "rollout.n: SET THIS (rollout.n: should be a valid integer, not 'many'): --num_generations many (line 1)"
     assert reason in said
 

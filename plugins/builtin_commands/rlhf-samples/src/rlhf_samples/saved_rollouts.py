@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlhf_host import Needs, ScoreContext, UserError
+from rlhf_host.internals import support_metrics
 from rlhf_host.runs import read_steps
 from rlhf_host.settings import RunConfig
 from rlhf_samples.saved_steps import check_vocabulary, judged_groups, reward_weights
@@ -110,6 +111,8 @@ class SavedRollouts:
                 raise UserError(
                     f"{step.where}: sampled with {name} {value:g}, and rollout.{name} is {wanted:g}: set {flag} {value:g}"
                 )
+        judged = (row for row in step.rows if row.reward is not None)
+        support_metrics(judged, needed=bool(config.rollout.truncated_by))
 
 
 @dataclass(slots=True)

@@ -43,6 +43,9 @@ UNREAD = "its settings are not known: put it beside the script; what is a defaul
 
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flex_attention")
 
+REPLAYED = "probabilities are of the tokens that could be drawn, here in training too"
+"""Remark about truncated sampling."""
+
 FSDP = {"backend.name": "fsdp"}
 """Setting of what FSDP does in other projects."""
 

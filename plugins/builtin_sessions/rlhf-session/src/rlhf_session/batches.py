@@ -26,6 +26,7 @@ from rlhf_host.internals import (
     apply_rewards,
     chosen_rows,
     make_experience,
+    support_metrics,
 )
 from rlhf_host.settings import merge_needs
 from rlhf_session.rows import TrainingRow, own_trajectory
@@ -77,6 +78,7 @@ class BatchMaker:
             raise UserError("there are no rows to train on")
         made = [self._checked(row, number, reward_weights) for number, row in enumerate(given)]
         refuse_mixed(given)
+        support_metrics(made, needed=bool(self.config.rollout.truncated_by))
         known = [advantages_of(row, number) for number, row in enumerate(given)]
         rewarded = [own.reward is not None for own in given]
         names = dict.fromkeys(name for row in made for name in row.rewards)

@@ -42,6 +42,8 @@ class TrainingRow:
     """The completion was cut off at the limit of tokens."""
     text: str = ""
     """The completion as text, for its reader."""
+    traces: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the engine told beside, as in a ``Generation``: with ``top_p``, ``top_k`` or ``min_p``, which tokens could be drawn."""
 
     def trajectory(self, number: int) -> Trajectory:
         """Returns it as a trajectory. Raises ``UserError`` for what has another type or length.
@@ -90,6 +92,7 @@ class TrainingRow:
             rewards={} if reward is None else {"reward": Reward(reward)},
             reward=0.0 if reward is None else reward,
             columns=of_row,
+            traces=self.traces,
         )
 
     def known_advantages(self, number: int, count: int) -> float | list[float] | None:

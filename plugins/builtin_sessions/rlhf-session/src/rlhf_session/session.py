@@ -211,6 +211,7 @@ class TrainableSession:
             min_p=rollout.min_p,
             stop=tuple(rollout.stop),
             stop_token_ids=tuple(rollout.stop_token_ids),
+            support=bool(rollout.truncated_by),
         )
         engine = self._loop.parts.runtime.engine
         if engine is None:
@@ -249,6 +250,7 @@ class TrainableSession:
                     temperature=drawing.temperature,
                     truncated=answer.finish_reason == "length",
                     text=str(self.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)),
+                    traces=answer.traces,
                 )
                 for answer in answers[prompt * n : (prompt + 1) * n]
             ]

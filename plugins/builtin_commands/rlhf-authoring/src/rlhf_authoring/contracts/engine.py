@@ -22,6 +22,7 @@ from rlhf_host import RunError, Sampling, UserError
 from rlhf_host.internals import Inline, OneThread, PlainKernels, beyond, in_buckets, named_weights
 from rlhf_host.models import quiet_transformers
 from rlhf_host.protocols import NO_WEIGHTS, Bucket, Buckets, Engine, EngineStart, EngineTraits, Loader, WakesInParts
+from rlhf_host.sampling import unpack_tokens
 
 GAP = {True: 1e-4, False: 0.2}
 """Nats that log-probabilities may differ from the model's own, where the engine is exact and where it is not."""
@@ -167,20 +168,32 @@ def logprobs_are_the_models(subject: Subject) -> None:
 
 @check()
 def truncated_sampling_is_renormalised(subject: Subject) -> None:
-    """With top-k, top-p or min-p only what is left is drawn, with log-probabilities over that; or the request is refused."""
+    """With top-k, top-p or min-p only what is left is drawn, with log-probabilities over that; or the request is refused. An engine
+    whose traits say ``support`` tells what is left.
+    """
     rig = shared(subject, Rig)
     for name, value in (("top_k", 3), ("top_p", 0.3), ("min_p", 0.5)):
-        sampling = Sampling(12, **{name: value})  # type: ignore[arg-type]
+        tells = subject.build().traits.support >= (3 if name == "top_k" else 2**31 - 1)
+        sampling = Sampling(12, support=tells, **{name: value})  # type: ignore[arg-type]
         if isinstance(rig.refusal(sampling=sampling), UserError):
             continue
         (one,) = rig.sample(PROMPTS[:1], sampling)
-        for row, token, logprob in zip(rig.logprobs(PROMPTS[0], one.token_ids).exp(), one.token_ids, one.logprobs, strict=True):
+        places = slice(len(PROMPTS[0]) - 1, None)
+        sets = [unpack_tokens(each) for each in one.traces["support"][places]] if tells else [None] * len(one.token_ids)
+        rows = zip(rig.logprobs(PROMPTS[0], one.token_ids).exp(), one.token_ids, one.logprobs, sets, strict=True)
+        for row, token, logprob, own in rows:
             best = row.sort(descending=True).values
             counts = {"top_k": 3, "top_p": int((best.cumsum(0) < 0.3).sum()) + 1, "min_p": int((best >= 0.5 * best[0]).sum())}
             count = counts[name]
             drawable = float(row[token]) >= float(best[count - 1]) - 1e-6
             close = abs(float((row[token] / best[:count].sum()).log()) - logprob) <= GAP[rig.engine.exact]
             expect(drawable and close, f"with {name}={value} a token was drawn as if others could have been")
+            if own is not None:
+                left = set(own.tolist()) == set(row.topk(count).indices.tolist()) or not rig.engine.exact
+                expect(
+                    left and token in own,
+                    f"with {name}={value} it tells {len(own)} tokens that could be drawn, not these {count}",
+                )
 
 
 @check()

@@ -25,6 +25,7 @@ from rlhf_translate.options import (
     to,
 )
 from rlhf_translate.shared import (
+    REPLAYED,
     aggregation,
     clip_limits,
     critic_first,
@@ -289,7 +290,7 @@ def _longest_answer(option: Option, given: Given) -> Outcome:
 
 
 def _top_p(option: Option, given: Given) -> Outcome:
-    return same("1: all tokens") if option.number == 1 else lost("training refuses any but 1: it could not correct for it")
+    return same("1: all tokens") if option.number == 1 else to({"rollout.top_p": option.written}, REPLAYED)
 
 
 def _evaluated(name: str) -> Convert:

@@ -17,7 +17,7 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import aggregation, clip_limits, reward_range, template_kwargs
+from rlhf_translate.shared import REPLAYED, aggregation, clip_limits, reward_range, template_kwargs
 from rlhf_translate.trl.batch import batch, generations, iterations
 from rlhf_translate.trl.rewards import functions, weights
 
@@ -177,13 +177,19 @@ def _vllm(name: str) -> Convert:
     )
 
 
-def _refused(usual: float) -> Convert:
+def _truncating(name: str, usual: float) -> Convert:
     def convert(option: Option, given: Given) -> Outcome:
         if option.is_off or option.number == usual:
             return same(f"{shown(usual)}: all tokens")
-        return lost("training refuses it: it could not correct for it")
+        return to({f"rollout.{name}": option.written}, REPLAYED)
 
     return convert
+
+
+def _penalty(option: Option, given: Given) -> Outcome:
+    if option.is_off or option.number == 1:
+        return same("1: none")
+    return lost("training refuses it: it could not correct for it")
 
 
 def _longest_prompt(option: Option, given: Given) -> Outcome:
@@ -244,10 +250,10 @@ TABLE: Table = {
     "steps_per_generation": batch,
     "num_iterations": iterations,
     "max_prompt_length": _longest_prompt,
-    "top_p": _refused(1),
-    "top_k": _refused(0),
-    "min_p": _refused(0),
-    "repetition_penalty": _refused(1),
+    "top_p": _truncating("top_p", 1),
+    "top_k": _truncating("top_k", 0),
+    "min_p": _truncating("min_p", 0),
+    "repetition_penalty": _penalty,
     "loss_type": _loss,
     "importance_sampling_level": _level,
     "epsilon": _clip,

@@ -21,7 +21,16 @@ from rlhf_translate.options import (
     switch,
     to,
 )
-from rlhf_translate.shared import attention, frozen_tower, picture_column, rewards, sequence_parallel, sources, template_kwargs
+from rlhf_translate.shared import (
+    REPLAYED,
+    attention,
+    frozen_tower,
+    picture_column,
+    rewards,
+    sequence_parallel,
+    sources,
+    template_kwargs,
+)
 from rlhf_translate.verl import asynchronous, distillation, schedules, sharding
 from rlhf_translate.verl.algorithm import of_critic, reward_parts
 
@@ -522,8 +531,12 @@ TABLE: Table = {
     f"{_ROLLOUT}max_model_len": lambda option, given: (
         same("as the model says") if option.is_off else _of_vllm("max_model_len")(option, given)
     ),
-    f"{_ROLLOUT}top_p": lambda option, given: same("off") if option.number == 1 else lost("training refuses it"),
-    f"{_ROLLOUT}top_k": lambda option, given: same("off") if (option.number or 0) <= 0 else lost("training refuses it"),
+    f"{_ROLLOUT}top_p": lambda option, given: (
+        same("off") if option.number == 1 else to({"rollout.top_p": option.written}, REPLAYED)
+    ),
+    f"{_ROLLOUT}top_k": lambda option, given: (
+        same("off") if (option.number or 0) <= 0 else to({"rollout.top_k": option.written}, REPLAYED)
+    ),
     f"{_ROLLOUT}val_kwargs.temperature": _val_temperature,
     f"{_ROLLOUT}val_kwargs.do_sample": _val_temperature,
     f"{_ROLLOUT}val_kwargs.n": _val_n,
