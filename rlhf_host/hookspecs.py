@@ -165,6 +165,13 @@ def agent_run(episode: Episode, policy: Policy) -> Awaitable[Sequence[Trajectory
     """
 
 
+@hookspec(calls="one", ahead=True, gives=(str, None))
+def choose_role(episode: Episode, role: str) -> str | None:
+    """Return the frozen role that answers in this episode where its agent asks for ``role`` (``policy.role``); ``None``: that one.
+    It is a role of ``needs`` with ``generates``.
+    """
+
+
 # --- rewards and filters ------------------------------------------------------------------------
 
 

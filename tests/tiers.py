@@ -299,6 +299,14 @@ SLOW = {
         "holds_the_pipes",
         "programs that end and leave their pipes open",
     ),
+    "plugins/builtin_agents/rlhf-plugin-user-simulator/tests/test_user_simulator.py": (
+        "policys_tokens_alone|role_of_a_run",
+        "runs with a user; conversations, and a run whose user fails, at every change",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-league/tests/test_league.py": (
+        "adapter|members_are_drawn|resumed_run|saved_steps_stay|without_its_opponents|held_out|rival|without_an_opponent",
+        "more runs against a league; one against the step before at every change",
+    ),
     "plugins/builtin_algos/rlhf-plugin-ptx/tests/test_ptx.py": (
         r"goes_on_with_the_rows.*\[more[12]\]|policys_part|rows_are_learnt",
         "more runs with rows beside; a resumed one at every change",

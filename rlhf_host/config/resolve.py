@@ -276,15 +276,14 @@ def merge_needs(manager: PluginManager) -> AlgoNeeds:
             if need.name == "actor" and need.source == "actor":
                 need = replace(need, source=None)
             owner, known = roles.setdefault(need.name, (key, need))
+            differently = f"{owner} and {key} need the role {need.name!r} differently"
             try:  # it moves, generates or mixes if one plugin says so
                 known, need = _joined(known, need), _joined(need, known)
             except ValueError as error:
-                raise PluginError(f"{owner} and {key} need the role {need.name!r} differently: {error}") from error
+                raise PluginError(f"{differently}: {error}") from error
             roles[need.name] = (owner, known)
             if known != need:
-                raise PluginError(
-                    f"{owner} and {key} need the role {need.name!r} differently: {_spec(known)}, and {_spec(need)}"
-                )
+                raise PluginError(f"{differently}: {_spec(known)}, and {_spec(need)}")
         merged = AlgoNeeds(
             data=merged.data or needs.data,
             min_group_size=max(merged.min_group_size, needs.min_group_size),

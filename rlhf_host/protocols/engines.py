@@ -73,6 +73,7 @@ class Generator(Protocol):
         """
 
 
+@runtime_checkable
 class SyncEnd(Protocol):
     """The part of one engine that a weight sync uses."""
 

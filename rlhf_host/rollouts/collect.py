@@ -362,10 +362,8 @@ def refuse_empty(collected: Collected) -> None:
 
 def drop_reason(manager: PluginManager, group: Group) -> str | None:
     """Returns why a filter refuses the group; None: no filter does."""
-    for key, verdict in manager.each("keep_group", group=group):
-        if verdict is not True:
-            return verdict.reason if isinstance(verdict, Drop) else key
-    return None
+    refusals = ((key, verdict) for key, verdict in manager.each("keep_group", group=group) if verdict is not True)
+    return next((verdict.reason if isinstance(verdict, Drop) else key for key, verdict in refusals), None)
 
 
 async def side_by_side(purpose: str, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

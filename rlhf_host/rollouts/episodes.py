@@ -108,6 +108,13 @@ class Episodes:
             self._codecs[key] = self._codec(for_row(self.codec.tokenizer, task.template_kwargs))
         return self._codecs[key]
 
+    def frozen_role(self, name: str, episode: Episode) -> Episodes:
+        name = self.manager.one("choose_role", episode=episode, role=name) or name
+        if name not in self.frozen:
+            asked = f"Needs(roles=(RoleNeed({name!r}, generates=True),))"
+            raise ValueError(f"no role {name!r} generates here; an agent asks for one in needs(): {asked}")
+        return self.frozen[name]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.model.tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
@@ -218,8 +225,7 @@ class Episodes:
 
     async def _run_by_agent(self, key: str, episode: Episode, policy: EpisodePolicy) -> list[Trajectory]:
         timeout_s = self.settings.rollout.episode_timeout_s
-        rows = await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy)
-        trajectories = list(rows)
+        trajectories = list(await self.manager.acall(key, "agent_run", within_s=timeout_s, episode=episode, policy=policy))
         if len({id(row) for row in trajectories}) < len(trajectories):
             self.manager.refuse_answer(key, "agent_run", "gave one trajectory twice, so its tokens would train twice")
         if not trajectories:

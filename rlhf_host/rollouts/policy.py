@@ -41,9 +41,8 @@ class PolicyHost(Protocol):
     def endpoints(self) -> Server | None:
         """Endpoints; None: there is no policy server here."""
 
-    @property
-    def frozen(self) -> Mapping[str, PolicyHost]:
-        """Roles that generate."""
+    def frozen_role(self, name: str, episode: Episode) -> PolicyHost:
+        """Returns the role that answers where an episode asks for ``name``. Raises ``ValueError`` if it does not generate."""
 
     def codec_of(self, task: Task) -> ChatCodec:
         """Returns the codec of the task's conversations."""
@@ -204,8 +203,7 @@ class EpisodePolicy:
         room = most - length
         if room <= 0:
             raise NoRoom(f"the prompt has {length} tokens; no room is left of max_tokens {most}")
-        if room < chosen.max_new_tokens:
-            chosen = replace(chosen, max_new_tokens=room)
+        chosen = replace(chosen, max_new_tokens=min(room, chosen.max_new_tokens))
         if sampling is not None:
             if problem := misfit(sampling):
                 raise ValueError(problem)
@@ -276,12 +274,8 @@ class EpisodePolicy:
         return fork
 
     def role(self, name: str) -> EpisodePolicy:
-        if name not in self.host.frozen:
-            raise ValueError(
-                f"no role {name!r} generates here; an agent asks for one in needs():"
-                f" Needs(roles=(RoleNeed({name!r}, generates=True),))"
-            )
-        frozen = EpisodePolicy(self.episode, self.host.frozen[name], name=name, trainable=False, _numbers=self._numbers)
+        host = self.host.frozen_role(name, self.episode)
+        frozen = EpisodePolicy(self.episode, host, name=name, trainable=False, _numbers=self._numbers)
         self.forks.append(frozen)
         return frozen
 

@@ -61,6 +61,7 @@ OTHER_GUIDES = {
     "rlhf-plugin-reward-model-training": "offline.md",
     "rlhf-plugin-sft": "offline.md",
     "rlhf-plugin-experts": "experts.md",
+    "rlhf-plugin-league": "agents.md",
     "rlhf-sync-delta": "checkpoints.md",
 }
 """Distributions whose kind does not tell their guide, or that have another one."""

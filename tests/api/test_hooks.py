@@ -28,9 +28,11 @@ recorder = rlhf_recorder:Judge
 recorder = rlhf_recorder:Extension
 rewarding = rlhf_recorder:Rewarding
 chooser = rlhf_recorder:Chooser
+standing = rlhf_recorder:Standing
 [rlhf.agents]
 recorder = rlhf_recorder:Agent
 owner = rlhf_recorder:Owner
+guest = rlhf_recorder:Guest
 [rlhf.tasks]
 recorder = rlhf_recorder:Tasks
 [rlhf.trackers]
@@ -217,6 +219,18 @@ def test_hook_agent_run_owns_the_whole_episode(run):
         (action,) = row.actions
         assert 1 <= len(action.token_ids) <= 4
         assert len(action.logprobs) == len(action.versions) == len(action.token_ids)
+
+
+def test_hook_choose_role_says_who_answers_where_an_agent_asks_for_a_role(run):
+    """The roles are told apart by their tokenizers, which each has of its own."""
+    alone, record = run("--agent", "guest"), run("--agent", "guest", "--with", "standing")
+    chosen = [(call["episode"].episode_id, call["role"]) for call in record.of("choose_role")]
+    assert sorted(chosen) == sorted((call["episode"].episode_id, "host") for call in record.of("asked"))
+    assert len({id(call["tokenizer"]) for call in alone.of("asked")}) == 1
+    by_sample = {(call["episode"].sample, id(call["tokenizer"])) for call in record.of("asked")}
+    assert len(by_sample) == len({tokenizer for _, tokenizer in by_sample}) == 2
+    nobody = run("--agent", "guest", "--with", "standing", "--standing.other", "nobody")
+    assert nobody.metrics[-1]["rollout/failed/guest:ValueError"] == 2, "no such role generates"
 
 
 # --- rewards and filters ------------------------------------------------------------------------

@@ -154,6 +154,7 @@ FIT = {
     },
     "load_tasks": {"None", "list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
     "draw_tasks": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
+    "choose_role": {"None", "text"},
     "agent_run": {"list", "numpy", "tensor [2]", "tensor [2, 3]", "tensor [3, 2]"},
     "transform_rewards": {"tensor [2]"},
     "shape_rewards": {"None", "tensor [2, 3]"},

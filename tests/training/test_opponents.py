@@ -30,6 +30,10 @@ class Game:
         return Needs(roles=(RoleNeed("opponent", generates=True),), rewards=False)
 
     @hookimpl
+    def run_started(self, context):
+        self.ends = set(context.processes())
+
+    @hookimpl
     async def agent_run(self, episode, policy):
         opponent = policy.role(self.options.opponent)
         mine = await policy.generate(episode.task.prompt_ids)
@@ -59,6 +63,7 @@ def settings(tmp_path, **more):
 def test_an_opponent_stays_as_it_was_while_the_policy_learns(tmp_path):
     game = Game()
     rlhf_host.train(algo="rloo", agent=game, data=[{"prompt": "17+35="}, {"prompt": "38+26="}], **settings(tmp_path))
+    assert game.ends == {"trainer", "engine local", "role opponent"}
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [row["agent/calls"] for row in rows] == [2.0] * 3
     assert max(row["mismatch/max"] for row in rows) < 1e-4

@@ -303,6 +303,38 @@ class Owner(Plugin):
         return [Trajectory(episode.episode_id, episode.group_id, episode.task, [Segment("prompt", prompt), action])]
 
 
+class Guest(Plugin):
+    """Asks a frozen role and says what that said."""
+
+    @hookimpl
+    def needs(self):
+        return Needs(roles=(RoleNeed("host", generates=True),))
+
+    @hookimpl
+    async def agent_run(self, episode, policy):
+        prompt = list(episode.task.prompt_ids)
+        host = policy.role("host")
+        note(self, "asked", episode=episode, tokenizer=host.tokenizer, policy=await host.generate(prompt))
+        await policy.generate(prompt)
+        return policy.trajectories()
+
+
+class Standing(Plugin):
+    """Another role for the first sample of a group, and a role that there is not for the option."""
+
+    class Options(BaseModel):
+        other: str = "stand_in"
+
+    @hookimpl
+    def needs(self):
+        return Needs(roles=(RoleNeed("stand_in", generates=True),))
+
+    @hookimpl
+    def choose_role(self, episode, role):
+        note(self, "choose_role", episode=episode, role=role)
+        return self.options.other if episode.sample == 0 else None
+
+
 class Tasks(Plugin):
     @hookimpl
     def load_tasks(self, split, seed):

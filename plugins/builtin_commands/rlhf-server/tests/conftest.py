@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import MappingProxyType
 
 import pytest
 from rlhf_authoring import ScriptedEngine
@@ -21,7 +20,7 @@ RUN = Sampling(max_new_tokens=200, temperature=1.0)
 class Stage:
     """An engine, and policies that ask it: a ``PolicyHost``."""
 
-    vocabulary, endpoints, frozen = MOST_TOKENS, None, MappingProxyType({})
+    vocabulary, endpoints = MOST_TOKENS, None
 
     def __init__(self, say, max_tokens=2000, delay_s=0.0):
         self.tokenizer = byte_tokenizer(TOOLS_TEMPLATE)
@@ -33,6 +32,9 @@ class Stage:
         self.cancelled = 0
         self.waiting = 0
         self.number = 0
+
+    def frozen_role(self, name, episode):
+        raise ValueError(f"no role {name!r} generates here")
 
     def codec_of(self, task):
         return self.codec

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from rlhf_plugin_llm_judge import LLMJudge, Ruler
-from rlhf_plugin_llm_judge.cache import Judgements
+from rlhf_plugin_llm_judge.cache import KnownAnswers
 
 import rlhf_host
 from rlhf_host import RunError, UserError
@@ -65,7 +65,7 @@ def test_another_address_in_the_environment_is_another_judge(tmp_path, monkeypat
 
 
 def test_judgements_stay_below_their_bound_and_the_oldest_go(tmp_path):
-    kept = Judgements(1000)
+    kept = KnownAnswers(1000)
     kept.open(tmp_path / "file.jsonl")
     for number in range(100):
         kept.get("0")
@@ -78,7 +78,7 @@ def test_judgements_stay_below_their_bound_and_the_oldest_go(tmp_path):
     kept.put("large", "x" * 2000, False)
     assert not kept.get("large")
     kept.close()
-    again = Judgements(1000)
+    again = KnownAnswers(1000)
     again.open(tmp_path / "file.jsonl")
     assert again.get("99") == ("x" * 50, False)
 
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path, c
     (tmp_path / "file").write_text("")
     with Judge(scores(lambda answer: 0.5)) as judge:
         in_run(tmp_path, ruler(judge, cache_dir=str(tmp_path / "file")), [row("a"), row("b")])
-    assert "judgements are kept in memory alone" in caplog.text
+    assert "answers are kept in memory alone" in caplog.text
 
 
 def test_calls_tokens_costs_and_failures_are_metrics_of_a_step(caplog):

@@ -82,6 +82,13 @@ TABLE = [
     breaks("figures_of_a_step_are_metrics", "steering", '[Metric("seen", float(self.seen))]', "[1.0]"),
     breaks("answers_to_a_step_are_known", "steering", 'return Adjust({"actor.lr": 1e-3 / step})', "return 1e-3"),
     breaks("answers_to_a_step_are_known", "steering", "1e-3 / step", "float('inf')"),
+    breaks("chosen_roles_generate", "standing", '("stand_in", None)', '("actor", "actor")'),
+    breaks(
+        "chosen_roles_generate",
+        "standing",
+        '        return ("stand_in", None)[episode.seed % 2]',
+        '        Base.turn = not getattr(Base, "turn", True)\n        return ("stand_in", None)[Base.turn]',
+    ),
     # --- tasks ---
     breaks("tasks_are_well_formed", "tasks", 'f"{number}+1="', '"" if number == 7 else f"{number}+1="'),
     breaks("tasks_are_well_formed", "tasks", "else range(20)", "else []"),

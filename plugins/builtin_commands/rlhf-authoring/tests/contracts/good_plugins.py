@@ -281,6 +281,19 @@ STEERING = (
 """
 )
 
+STANDING = (
+    HEAD
+    + """
+    @hookimpl
+    def needs(self):
+        return Needs(roles=(RoleNeed("host", generates=True), RoleNeed("stand_in", generates=True)))
+
+    @hookimpl
+    def choose_role(self, episode, role):
+        return ("stand_in", None)[episode.seed % 2] if role == "host" else None
+"""
+)
+
 SOURCE = (
     HEAD
     + """
@@ -467,6 +480,7 @@ GOOD = {
     "hints": ("extension", HINTS),
     "weights": ("extension", WEIGHTS),
     "steering": ("extension", STEERING),
+    "standing": ("extension", STANDING),
     "tasks": ("tasks", SOURCE),
     "tracker": ("tracker", TRACKER),
     "weight sync": ("weight_sync", SYNC),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rlhf_host import Metric, Outcome, RunContext, hookimpl
 from rlhf_plugin_llm_judge.judge import Judge
-from rlhf_plugin_llm_judge.options import JudgeOptions
+from rlhf_plugin_llm_judge.options import ChatOptions
 from rlhf_plugin_llm_judge.serving import words_of
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Judged:
     name: ClassVar[str]
     corrects: ClassVar[bool] = True
 
-    def __init__(self, options: JudgeOptions):
+    def __init__(self, options: ChatOptions):
         self.judge = Judge(self.name, options, corrects=self.corrects)
         self.seed = 0
 

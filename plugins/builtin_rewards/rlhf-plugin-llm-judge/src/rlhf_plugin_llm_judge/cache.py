@@ -1,4 +1,4 @@
-"""Judgements that are known: in memory, and in a file that a resumed run reads again."""
+"""Answers that are known: in memory, and in a file that a resumed run reads again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import IO
 log = logging.getLogger(__name__)
 
 
-class Judgements:
-    """What judges said, by the hash of what they were asked; the oldest go first.
+class KnownAnswers:
+    """What models said, by the hash of what they were asked; the oldest go first.
 
     The file has a line for each. Several runs may append to it: what they write anew at the same time is lost to the others, and
     asked again.
@@ -45,7 +45,7 @@ class Judgements:
             self._write_anew()
         except OSError as error:
             self._path = self._file = None
-            log.warning("judgements are kept in memory alone: %s: %s", path, error.strerror)
+            log.warning("answers are kept in memory alone: %s: %s", path, error.strerror)
 
     def get(self, digest: str) -> tuple[str, bool] | None:
         if (known := self._known.get(digest)) is not None:
@@ -62,7 +62,7 @@ class Judgements:
                 self._write_anew()
         except OSError as error:
             self._file = None
-            log.warning("judgements are kept in memory alone from now on: %s: %s", self._path, error.strerror)
+            log.warning("answers are kept in memory alone from now on: %s: %s", self._path, error.strerror)
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""What a judge did and cost, for each step and for the whole run."""
+"""What a model did and cost, for each step and for the whole run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Counts:
     calls: int = 0
     """Answers of the server."""
     cached: int = 0
-    """Judgements that were known, or asked for already."""
+    """Answers that were known, or asked for already."""
     failed: int = 0
-    """Judgements that could not be had."""
+    """Answers that could not be had."""
     tokens_in: int = 0
     tokens_out: int = 0
     seconds: float = 0.0
@@ -28,10 +28,11 @@ class Costs:
 
     Args:
         price_in, price_out: of a million tokens.
+        who: the model in messages.
     """
 
-    def __init__(self, price_in: float, price_out: float):
-        self.prices = price_in, price_out
+    def __init__(self, price_in: float, price_out: float, who: str):
+        self.prices, self._who = (price_in, price_out), who
         self.now, self.before = Counts(), Counts()
         self._said = False
 
@@ -46,7 +47,7 @@ class Costs:
             self.now.tokens_out += written
         elif not self._said:
             self._said = True
-            log.warning("the judge's server does not say how many tokens it took: tokens and cost are too low")
+            log.warning("the %s's server does not say how many tokens it took: tokens and cost are too low", self._who)
 
     def step(self) -> dict[str, float]:
         """Returns what was counted since the last call: with a ``cost`` if there are prices, and the mean ``latency_s``."""
@@ -64,7 +65,7 @@ class Costs:
         whole = self._whole()
         cost = f", cost {self._cost(whole):.4g}" if any(self.prices) else ""
         return (
-            f"{whole.calls} answers of the judge, {whole.cached} known before, {whole.failed} failed;"
+            f"{whole.calls} answers of the {self._who}, {whole.cached} known before, {whole.failed} failed;"
             f" {whole.tokens_in} tokens in, {whole.tokens_out} out{cost}"
         )
 

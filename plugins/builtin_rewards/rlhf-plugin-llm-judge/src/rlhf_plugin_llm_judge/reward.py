@@ -12,7 +12,7 @@ from pydantic import Field
 from rlhf_host import Reward, ScoreContext, Task, Trajectory, Unjudged, UserError, hookimpl
 from rlhf_plugin_llm_judge.base import Judged
 from rlhf_plugin_llm_judge.judge import Unreadable
-from rlhf_plugin_llm_judge.options import JudgeOptions
+from rlhf_plugin_llm_judge.options import ChatOptions
 from rlhf_plugin_llm_judge.texts import FIELDS, RUBRIC, conversation, fenced, filled, read_rubric
 from rlhf_plugin_llm_judge.verdict import SCORE, number_in
 
@@ -25,7 +25,7 @@ class LLMJudge(Judged):
     name = "llm_judge"
     corrects = False
 
-    class Options(JudgeOptions):
+    class Options(ChatOptions):
         rubric: str | None = Field(
             None, description="a text file with {prompt} {answer} {label} {low} {high}; default: how right, helpful and clear"
         )

@@ -1,4 +1,4 @@
-"""A server of the judge's model that lives as long as the run."""
+"""A server of a model that lives as long as the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from rlhf_host import UserError
 from rlhf_host.distributed import reserved
-from rlhf_plugin_llm_judge.options import JudgeOptions
+from rlhf_plugin_llm_judge.options import ChatOptions
 
 POLL_S = 0.2
 END_S = 20.0
@@ -28,7 +28,7 @@ COMMANDS = {
 }
 
 
-def words_of(options: JudgeOptions, **fields: object) -> list[str]:
+def words_of(options: ChatOptions, **fields: object) -> list[str]:
     """Returns the command that serves, with its fields filled in. Raises ``UserError`` if it cannot be run here."""
     written = COMMANDS.get(options.serve_with, options.serve_with)
     try:
@@ -46,23 +46,24 @@ def words_of(options: JudgeOptions, **fields: object) -> list[str]:
     return [program, *others, *flags]
 
 
-class JudgeServer:
-    """A command that serves on 127.0.0.1, with a key of its own. Rewards of a process that want the same one share it."""
+class ModelServer:
+    """A command that serves on 127.0.0.1, with a key of its own. Plugins of a process that want the same one share it."""
 
-    _running: ClassVar[dict[tuple[object, ...], JudgeServer]] = {}
+    _running: ClassVar[dict[tuple[object, ...], ModelServer]] = {}
 
-    def __init__(self, place: tuple[object, ...], process: asyncio.subprocess.Process, url: str, key: str, log: Path):
-        self.place, self.process, self.url, self.key, self.log = place, process, url, key, log
+    def __init__(self, place: tuple[object, ...], process: asyncio.subprocess.Process, url: str, key: str, log: Path, who: str):
+        self.place, self.process, self.url, self.key, self.log, self.who = place, process, url, key, log, who
         self.folder: Path | None = None
         self.users = 1
 
     @classmethod
-    async def shared(cls, whose: str, options: JudgeOptions, name: str, run_dir: Path | None) -> JudgeServer:
+    async def shared(cls, whose: str, options: ChatOptions, name: str, run_dir: Path | None, who: str) -> ModelServer:
         """Returns the server, which answers. ``leave`` ends it if nobody else has it.
 
         Args:
-            whose: the reward, for messages.
+            whose: the plugin, for messages.
             name: of the model, for requests.
+            who: the model in messages and names of files.
 
         Raises:
             UserError: it does not start, or does not answer in time.
@@ -72,10 +73,10 @@ class JudgeServer:
         if (known := cls._running.get(place)) is not None and known.process.returncode is None:
             known.users += 1
             return known
-        folder = Path(tempfile.mkdtemp(prefix="rlhf-judge-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"rlhf-{who}-"))
         try:
             with reserved("127.0.0.1") as kept:
-                server = await cls._start(place, whose, options, name, folder, run_dir, kept.getsockname()[1])
+                server = await cls._start(place, whose, options, name, folder, run_dir, kept.getsockname()[1], who)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -88,12 +89,13 @@ class JudgeServer:
         cls,
         place: tuple[object, ...],
         whose: str,
-        options: JudgeOptions,
+        options: ChatOptions,
         name: str,
         folder: Path,
         run_dir: Path | None,
         port: int,
-    ) -> JudgeServer:
+        who: str,
+    ) -> ModelServer:
         key, key_file = secrets.token_urlsafe(24), folder / "key"
         key_file.touch(mode=0o600)
         key_file.write_text(key)  # not on a command line, which others read
@@ -101,7 +103,7 @@ class JudgeServer:
         if options.serve_devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = options.serve_devices
         command = words_of(options, model=options.serve, port=port, name=name, key_file=key_file)
-        log = (folder if run_dir is None else run_dir) / "judge-server.log"
+        log = (folder if run_dir is None else run_dir) / f"{who}-server.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -112,7 +114,7 @@ class JudgeServer:
                 stderr=output,
                 start_new_session=True,
             )
-        server = cls(place, process, f"http://127.0.0.1:{port}/v1", key, log)
+        server = cls(place, process, f"http://127.0.0.1:{port}/v1", key, log, who)
         try:
             await server._answers(whose, options)
         except BaseException:
@@ -120,7 +122,7 @@ class JudgeServer:
             raise
         return server
 
-    async def _answers(self, whose: str, options: JudgeOptions) -> None:
+    async def _answers(self, whose: str, options: ChatOptions) -> None:
         """Waits until the server lists its models."""
         from openai import AsyncOpenAI, OpenAIError
 
@@ -135,7 +137,7 @@ class JudgeServer:
                 except OpenAIError as error:
                     if time.monotonic() > until:
                         raise UserError(
-                            f"{whose}: the judge's server did not answer in {options.serve_timeout_s:g} s (serve_timeout_s);"
+                            f"{whose}: the {self.who}'s server did not answer in {options.serve_timeout_s:g} s (serve_timeout_s);"
                             f" see {self.log}"
                         ) from error
                 await asyncio.sleep(POLL_S)
@@ -146,7 +148,7 @@ class JudgeServer:
             return None
         lines = self.log.read_text(errors="replace").split("\n") if self.log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        return f"the judge's server ended with exit code {self.process.returncode}; {self.log} says last: {last[:300]}"
+        return f"the {self.who}'s server ended with exit code {self.process.returncode}; {self.log} says last: {last[:300]}"
 
     async def leave(self) -> None:
         """Ends the server if nobody else has it."""

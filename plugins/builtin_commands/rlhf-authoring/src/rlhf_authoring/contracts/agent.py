@@ -100,9 +100,12 @@ def episodes_end(subject: Subject) -> None:
 
 
 def _turns(subject: Subject) -> int:
-    """Returns the number of turns that an episode may have: the context's end is none of its own."""
+    """Returns the number of answers that an episode may ask for: the context's end is none of its own. A role that generates may
+    answer before each turn of the policy, and after the last one.
+    """
     own = getattr(read_options(subject.info, subject.cls, subject.options), "max_turns", None)
-    return own if isinstance(own, int) and own else TURNS
+    turns = own if isinstance(own, int) and own else TURNS
+    return turns + (turns + 1) * sum(need.generates for need in subject.needs.roles)
 
 
 @check_running("agent_reset", "agent_step", "agent_run")

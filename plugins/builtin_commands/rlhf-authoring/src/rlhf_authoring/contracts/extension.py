@@ -29,7 +29,7 @@ from rlhf_authoring.contracts.offline_batches import offline_batch
 from rlhf_authoring.contracts.session import METRICS
 from rlhf_authoring.contracts.subject import Subject, check, expect
 from rlhf_authoring.contracts.training import rows_of, training_batch
-from rlhf_host import Adjust, Drop, Experience, Group, PolicyLogprobs, Stop, Task
+from rlhf_host import Adjust, Drop, Episode, Experience, Group, PolicyLogprobs, Stop, Task
 from rlhf_host.internals import PluginManager, plain_state, reduced
 
 SIZES = (4, 2, 3)
@@ -227,6 +227,19 @@ def drawn_tasks_come_again(subject: Subject) -> None:
         known = isinstance(one, Task) or (hasattr(one, "__index__") and 0 <= operator.index(one) < len(tasks))
         expect(known, f"draw_tasks gave {one!r}; give numbers below len(tasks), or tasks")
     expect(draw(fresh) == drawn, "another instance with the same state draws other tasks; keep dice and counts in state_dict")
+
+
+@check("choose_role")
+def chosen_roles_generate(subject: Subject) -> None:
+    """``None``, or a role of its needs that generates; the same for the same episode and state."""
+    roles = {need.name for need in subject.needs.roles if need.generates}
+    task = Task("1+1=", "2")
+    for role in sorted(roles):
+        for sample in range(4):
+            episode = Episode(f"made-up-{sample}", "made-up", task, sample=sample, seed=7)
+            chosen, again = (subject.manager().one("choose_role", episode=episode, role=role) for _ in range(2))
+            expect(chosen is None or chosen in roles, f"choose_role gave {chosen!r}; of needs, {sorted(roles)} generate")
+            expect(chosen == again, f"choose_role gave {chosen!r}, then {again!r} for one episode; draw from episode.seed")
 
 
 @check("prepare_batch")
