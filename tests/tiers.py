@@ -142,6 +142,15 @@ SLOW = {
         "a server of vLLM that is killed and started again in a run",
     ),
     "plugins/builtin_engines/rlhf-engine-http/tests/test_ray.py": ("", "an engine of servers on Ray"),
+    "tests/models/test_split_experts.py": (
+        r"^(?!.*(\[mixtral\]|dbrx|has_none))",
+        "forty-six families of experts whose tokens are exchanged; one at every change",
+    ),
+    "tests/models/test_expert_adapters.py": (
+        r"^(?!.*(\[qwen3_moe-.experts|own_factors))",
+        "adapters of experts of six families, and in files; one at every change",
+    ),
+    "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_expert_parallel.py": ("", "experts on two and four ranks"),
     "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py": ("", "one, two and four ranks under FSDP2"),
     "tests/distributed/ray/test_fsdp.py": ("", "FSDP2 on Ray"),
     "plugins/builtin_rewards/rlhf-plugin-code-exec/tests/test_forms.py": ("", "rows of public data sets, and all of HumanEval"),
@@ -260,7 +269,7 @@ SLOW = {
         "runs with kl_cov and clip_cov; one with top_entropy at every change",
     ),
     "plugins/builtin_algos/rlhf-plugin-experts/tests/test_experts.py": (
-        r"\[(recompute|ahead)|adapters_leave",
+        r"\[(recompute|ahead)|adapters_leave|adapters_by_name",
         "more runs whose experts are replayed; one at every change",
     ),
     "tests/models/test_replayed_experts.py": (

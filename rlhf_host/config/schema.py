@@ -52,7 +52,11 @@ class LoraOptions(Section):
 
     rank: int = Field(0, ge=0, le=4096, description="rank of the adapters; 0: all weights are trained")
     alpha: Count | None = Field(None, description="adapters are scaled by alpha / rank; default: 2 × rank")
-    targets: list[str] = Field(["all-linear"], description="names of linear maps, such as q_proj; all-linear: all but the head")
+    targets: list[str] = Field(
+        ["all-linear"],
+        description="names of linear maps, such as q_proj; all-linear: all but the head; experts: tensors of experts, or one of"
+        " them, such as experts.down_proj",
+    )
     rslora: bool = Field(False, description="scale by alpha / √rank (arXiv:2312.03732)")
     init: Literal["default", "gaussian"] = Field(
         "default", description="first values of A; B begins at 0, so training begins at the model as it is"

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlhf_host.models.adapters import TRAINED, adapter_layers
+from rlhf_host.errors import UserError
+from rlhf_host.models.adapters import TRAINED, adapter_layers, expert_adapters
 
 
 class AdapterDropout(nn.Module):
@@ -29,7 +30,11 @@ class AdapterDropout(nn.Module):
 
 
 def add(model: Any, p: float) -> None:
-    """Puts dropout before ``A`` of every adapter that is trained, in place."""
+    """Puts dropout before ``A`` of every adapter that is trained, in place. Raises ``UserError`` for adapters of experts, which see
+    no inputs of their own.
+    """
+    if experts := expert_adapters(model):
+        raise UserError(f"lora.dropout {p:g}: {experts[0]} has an adapter of experts, which peft merges: set it to 0")
     for _, layer in adapter_layers(model):
         if TRAINED in layer.lora_A:
             layer.lora_dropout[TRAINED] = AdapterDropout(p)

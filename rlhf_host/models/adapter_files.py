@@ -17,7 +17,18 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_host.directories import content_hash
 from rlhf_host.errors import UserError
-from rlhf_host.models.adapters import PREFIX, TRAINED, adapter_layers, adapter_weights, inject, kinds, peft_library
+from rlhf_host.models.adapters import (
+    BASE,
+    PREFIX,
+    TRAINED,
+    adapted_name,
+    adapter_layers,
+    adapter_weights,
+    expert_tensors,
+    inject,
+    kinds,
+    peft_library,
+)
 from rlhf_host.models.dtypes import DTYPES, NARROW, written_type
 from rlhf_host.models.heads import scalar_head
 from rlhf_host.models.quantized import is_quantized
@@ -36,6 +47,7 @@ FREE = {
     *("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"),
     *("layers_to_transform", "layers_pattern", "modules_to_save", "task_type", "inference_mode", "auto_mapping", "revision"),
     *("peft_version", "base_model_name_or_path", "lora_dropout", "init_lora_weights", "runtime_config", "megatron_core"),
+    "target_parameters",
 }
 """Settings of an adapter that may have any value; all others must be peft's defaults."""
 
@@ -110,10 +122,11 @@ def load_adapter(model: Any, directory: str | Path, name: str = TRAINED) -> None
         UserError: peft is missing, the adapter is of a kind that cannot be used here, or it does not fit the model.
     """
     config, saved = _settings(model, directory), _weights(directory)
-    modules = _modules(saved)
+    modules, tensors = _modules(saved), expert_tensors(model, config.target_parameters or ())
+    modules = _without_experts(modules, tensors)
     if missing := sorted(set(modules) - {own for own, _ in model.named_modules()}):
         raise UserError(f"the adapter {directory} does not fit {type(model).__name__}, which has no {missing[0]}")
-    inject(model, config, name, modules)
+    inject(model, config, name, modules, tensors)
     own = _parameters(model, name, with_head=is_scalar(directory))
     if different := sorted(key for key in own.keys() ^ saved.keys() if key in own or not key.startswith("score.")):
         where = f"{WEIGHTS} lacks it" if different[0] in own else "it has no place here"
@@ -132,9 +145,11 @@ def attach_like(model: Any, directory: str | Path) -> None:
     Raises:
         UserError: peft is missing, or the adapter is of a kind that cannot be used here.
     """
-    own = {name for name, _ in model.named_modules()}
-    if modules := [module for module in _modules(_weights(directory)) if module in own]:
-        inject(model, _settings(model, directory), TRAINED, modules)
+    own, config = {name for name, _ in model.named_modules()}, _settings(model, directory)
+    tensors = expert_tensors(model, config.target_parameters or ())
+    modules = [module for module in _without_experts(_modules(_weights(directory)), tensors) if module in own]
+    if modules or tensors:
+        inject(model, config, TRAINED, modules, tensors)
 
 
 def _settings(model: Any, directory: str | Path) -> Any:
@@ -148,6 +163,11 @@ def _settings(model: Any, directory: str | Path) -> Any:
 def _modules(weights: Collection[str]) -> list[str]:
     """Returns the linear maps that an adapter's weights belong to."""
     return sorted({key.rpartition(".lora_")[0] for key in weights if ".lora_" in key})
+
+
+def _without_experts(modules: Collection[str], tensors: Collection[str]) -> list[str]:
+    layers = {tensor.rpartition(".")[0] for tensor in tensors}
+    return [module for module in modules if module.replace(BASE, "") not in layers]
 
 
 def _weights(directory: str | Path) -> dict[str, torch.Tensor]:
@@ -181,6 +201,8 @@ def _refuse_other_kinds(settings: dict[str, Any], directory: str | Path, own: Co
     if init not in (True, False, "gaussian", "orthogonal", "eva"):
         other.append(f"init_lora_weights {init}, which changes the base")
     other += [f"modules_to_save {module}" for module in modules]
+    patterns = [key for key in ("rank_pattern", "alpha_pattern") if settings.get(key) and settings.get("target_parameters")]
+    other += [f"{key} beside target_parameters" for key in patterns]
     if other:
         raise UserError(
             f"the adapter {directory} uses {', '.join(other)}, which is not supported here: merge it with peft first"
@@ -220,9 +242,10 @@ def rounded_base(directory: str | Path) -> torch.dtype | None:
 
 def _rounding(model: Any) -> dict[str, str]:
     """Returns metadata about how the base's weights differ from those in its files."""
-    layer = adapter_layers(model)[0][1].get_base_layer()
-    in_4_bits = is_quantized(model)
-    dtype = written_type(layer.weight, layer.compute_dtype if in_4_bits else None)
+    layer, in_4_bits = adapter_layers(model)[0][1], is_quantized(model)
+    base = layer.get_base_layer()
+    weight = getattr(base, adapted_name(layer))
+    dtype = written_type(weight, getattr(base, "compute_dtype", None) if in_4_bits else None)
     rounded = {ROUNDED: str(dtype).removeprefix("torch.")} if dtype in NARROW else {}
     return rounded | ({QUANTIZED: "4bit"} if in_4_bits else {})
 

@@ -1,6 +1,7 @@
 """LoRA adapters inside a model (arXiv:2106.09685): attached in place by peft, switched, and merged for other programs.
 
-The model keeps its class, decoder and head. ``y = W x + s·B(A x)``, where the base ``W`` is frozen and ``s = alpha / rank``.
+The model keeps its class, decoder and head. ``y = W x + s·B(A x)``, where the base ``W`` is frozen and ``s = alpha / rank``. Each
+expert of a tensor ``W [E, out, in]`` has its own ``A`` and ``B``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ TRAINED = "trained"
 PREFIX = "base_model.model."
 """Prefix of all names in peft's files."""
 ALL_LINEAR = "all-linear"
+BASE = ".base_layer"
+"""What peft adds to a layer's name, once for each adapted tensor of it."""
 _NUMBER = re.compile(r"\b\d+\b")
 
 
@@ -55,9 +58,9 @@ def attach(model: Any, options: LoraOptions, base: str, revision: str | None = N
         base: path or hub name of the model, written into its files.
 
     Raises:
-        UserError: peft is missing, or a target is not a linear map.
+        UserError: peft is missing, or a target is neither a linear map nor one of experts.
     """
-    modules = targets(model, options.targets)
+    modules, tensors = targets(model, options.targets), expert_tensors(model, options.targets)
     config = peft_library().LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha or 2 * options.rank,
@@ -67,14 +70,15 @@ def attach(model: Any, options: LoraOptions, base: str, revision: str | None = N
         base_model_name_or_path=base,
         revision=revision,
     )
-    inject(model, config, TRAINED, modules)
+    inject(model, config, TRAINED, modules, tensors)
 
 
-def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
+def inject(model: Any, config: Any, name: str, modules: Sequence[str], tensors: Sequence[str] = ()) -> None:
     """Adds an adapter at exactly these modules. It is trained if its name is ``TRAINED``, else frozen and not used.
 
     Args:
         config: ``peft.LoraConfig``.
+        tensors: of experts, as in ``expert_tensors``.
 
     Raises:
         UserError: peft has no adapter for one of the modules, or its adapter is not a plain product.
@@ -82,23 +86,27 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
     peft = peft_library()
     configs = {**vars(model).pop("peft_config", {}), name: config}  # peft warns of an adapter that is there already
     # By the names of weights: peft would take targets that are called as experts once were for the experts of today.
-    config.target_modules = {"by the names of weights"}
+    config.target_modules, config.target_parameters = {"by the names of weights"}, None
     names = {f"{module}.lora_A.weight": torch.empty(0) for module in modules}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _not_on_meta(model):
         warnings.simplefilter("ignore")  # of names that are not what the configuration says, and of Conv1D
         torch.manual_seed(0)
         try:
-            peft.inject_adapter_in_model(config, model, adapter_name=name, state_dict=names)
+            if modules:
+                peft.inject_adapter_in_model(config, model, adapter_name=name, state_dict=names)
+            for tensor in tensors:
+                _wrap(model, tensor, config, name)
         except ValueError as error:
             kind = type(model).__name__
             raise UserError(
                 f"{kind} cannot have adapters at {', '.join(kinds(modules))}: {error} (--actor.lora.targets)"
             ) from error
     config.target_modules = _short(model, modules)
+    config.target_parameters = sorted({".".join(tensor.split(".")[-2:]) for tensor in tensors}) or None
     model.peft_config = configs
     model.requires_grad_(False)
     lora = peft.tuners.lora
-    plain = {lora.Linear, *([lora.Linear4bit] if quantized.is_quantized(model) else [])}
+    plain = {lora.Linear, lora.layer.ParamWrapper, *([lora.Linear4bit] if quantized.is_quantized(model) else [])}
     for place, layer in adapter_layers(model):
         if type(layer) not in plain:
             raise UserError(f"{type(model).__name__}: {place} is more than a linear map, and cannot have an adapter")
@@ -110,6 +118,21 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str]) -> None:
     if (head := scalar_head(model)) is not None:
         head.requires_grad_(True)
         head.weight.data = head.weight.data.float() if head.weight.dtype in NARROW else head.weight.data
+
+
+def _wrap(model: nn.Module, tensor: str, config: Any, name: str) -> None:
+    """Adds an adapter to a tensor of experts. peft nests those of one layer, in the order in which this has them."""
+    wrapper: Any = peft_library().tuners.lora.layer.ParamWrapper
+    place, _, own = tensor.rpartition(".")
+    layer = outer = model.get_submodule(place)
+    while isinstance(layer, wrapper):
+        if layer.parameter_name == own:
+            layer.update_layer(name, config.r, lora_alpha=config.lora_alpha, config=config)
+            return
+        layer = layer.base_layer
+    parent, _, last = place.rpartition(".")
+    new = wrapper(outer, name, own, config, r=config.r, lora_alpha=config.lora_alpha)
+    setattr(model.get_submodule(parent), last, new)
 
 
 @contextlib.contextmanager
@@ -129,8 +152,8 @@ def _not_on_meta(model: nn.Module) -> Iterator[None]:
 
 
 def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[str, Any]]:
-    """Returns every linear map that has adapters, with its name in the model. A shared map has its first name, or each of its
-    names.
+    """Returns every linear map or tensor of experts that has adapters, with its name in the model, as peft nests them. A shared
+    map has its first name, or each of its names.
     """
     if not has_adapters(model):
         return []
@@ -138,6 +161,11 @@ def adapter_layers(model: nn.Module, *, every_name: bool = False) -> list[tuple[
 
     modules = model.named_modules(remove_duplicate=not every_name)
     return [(name, module) for name, module in modules if isinstance(module, LoraLayer)]
+
+
+def expert_adapters(model: nn.Module) -> list[str]:
+    """Returns the names of adapted tensors of experts, as in ``adapter_layers``."""
+    return [name for name, layer in adapter_layers(model) if hasattr(layer, "parameter_name")]
 
 
 def _lora_modules(layer: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -161,14 +189,24 @@ def using(name: str | None, *models: nn.Module) -> Iterator[None]:
             layer._active_adapter, layer._disable_adapters = [TRAINED], False
 
 
+def adapted_name(layer: Any) -> str:
+    """Returns the weight of a layer that an adapter changes."""
+    return getattr(layer, "parameter_name", "weight")
+
+
 @torch.no_grad()
 def merged(layer: Any, name: str = TRAINED) -> Tensor:
     """Returns ``W + s·BA`` of one layer, computed in at least float32, in the type of ``W``. The layer does not change."""
-    weight = quantized.plain_weight(layer.get_base_layer())
+    base, experts = layer.get_base_layer(), hasattr(layer, "parameter_name")
+    weight = getattr(base, adapted_name(layer)) if experts else quantized.plain_weight(base)
     wide, own = torch.promote_types(weight.dtype, torch.float32), written_type(weight)
     a, b = (master_of(part[name].weight).to(wide) for part in (layer.lora_A, layer.lora_B))
+    transposed = layer.fan_in_fan_out
+    if experts:  # a: [E·r, in], b: [out, r·E]
+        a, b = a.unflatten(0, (layer.num_experts, -1)), b.unflatten(1, (-1, layer.num_experts)).permute(2, 0, 1)
+        transposed = getattr(base, "is_transposed", False)
     change = (b @ a) * layer.scaling[name]
-    return (weight.to(wide) + (change.T if layer.fan_in_fan_out else change)).to(own)
+    return (weight.to(wide) + (change.mT if transposed else change)).to(own)
 
 
 def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -176,13 +214,17 @@ def merged_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> I
     Weights in 4 bits become as their products use them.
     """
     layers, narrow = dict(adapter_layers(model, every_name=True)), quantized.layers(model)
+    adapted = {(name.replace(BASE, ""), adapted_name(layer)): layer for name, layer in layers.items()}
     parts = {weight for layer in layers.values() for _, part in _lora_modules(layer) for weight in part.parameters()}
     adapters = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in parts}
     for name, tensor in weights:
-        owner, _, own = name.rpartition(".base_layer.")
+        if name in adapters:
+            continue
+        owner, _, own = name.rpartition(f"{BASE}.")
         if owner in layers:
-            yield f"{owner}.{own}", merged(layers[owner]) if own == "weight" else tensor
-        elif name not in adapters:
+            layer = adapted.get((place := owner.replace(BASE, ""), own))
+            yield f"{place}.{own}", tensor if layer is None else merged(layer)
+        else:
             owner, _, own = name.rpartition(".")
             yield name, quantized.plain_weight(narrow[owner]) if owner in narrow and own == "weight" else tensor
 
@@ -202,8 +244,13 @@ def adapter_weights(model: Any) -> dict[str, Tensor]:
 def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields ``A`` and ``s·B`` by their names in peft's files, in float32 and all of the largest rank. With alpha equal to the
     rank, an engine needs no other settings.
+
+    Raises:
+        UserError: experts have adapters, which engines name otherwise.
     """
     layers = adapter_layers(model)
+    if experts := expert_adapters(model):
+        raise UserError(f"sync.adapter is adapter, and {experts[0]} has one of experts: leave --sync.adapter out")
     rank = max(layer.r[TRAINED] for _, layer in layers)
     for name, layer in layers:
         more = rank - layer.r[TRAINED]
@@ -216,9 +263,9 @@ def engine_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def fold(model: Any) -> None:
     """Merges the adapter into the weights, in place. The result is an ordinary model."""
     quantized.widen(model)
-    for name, layer in adapter_layers(model):
+    for name, layer in reversed(adapter_layers(model)):  # the inner ones of nested layers first
         base = layer.get_base_layer()
-        base.weight.copy_(merged(layer))
+        getattr(base, adapted_name(layer)).copy_(merged(layer))
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, base)
     del model.peft_config
@@ -234,6 +281,7 @@ def targets(model: Any, names: Sequence[str]) -> list[str]:
     called = _called(model)
     if ALL_LINEAR in names:
         return called
+    names = [name for name in names if not expert_tensors(model, [name])]
     for name in names:
         if not any(f".{known}".endswith(f".{name}") for known in called):
             if dict(model.named_modules()).get(name, called) is model.get_output_embeddings():
@@ -244,6 +292,22 @@ def targets(model: Any, names: Sequence[str]) -> list[str]:
             near = near_matches(name, kinds(called)) or f"; it has {', '.join(kinds(called))}"
             raise UserError(f"lora.targets: {type(model).__name__} has no linear map {name!r}{near}")
     return [known for known in called if any(f".{known}".endswith(f".{name}") for name in names)]
+
+
+def expert_tensors(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Returns the tensors of experts with these names, such as ``experts.down_proj``, and all of a layer's for ``experts``. Known
+    are layers with transformers' interface for experts.
+    """
+    found = []
+    for place, layer in model.named_modules():
+        if hasattr(layer, "_is_expert_parallel"):
+            place = place.replace(BASE, "")
+            for own, weight in layer.named_parameters(recurse=False):
+                whole = [f".{place}".endswith(f".{name}") for name in names]
+                one = [f".{place}.{own}".endswith(f".{name}") and "." in name for name in names]
+                if weight.ndim == 3 and any(whole + one):
+                    found.append(f"{place}.{own}")
+    return found
 
 
 def kinds(modules: Iterable[str]) -> list[str]:

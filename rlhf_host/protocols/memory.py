@@ -35,6 +35,10 @@ class TrainedModel:
     processes: int
     """Number of processes of the role, each with a device."""
     device: DeviceKind
+    experts: int = 0
+    """Numbers of ``block`` in tensors of which each row is an expert's."""
+    trained_experts: int = 0
+    """The numbers of ``experts`` that are trained."""
     rounded: bool = False
     """Passes have weights in 16 bits, and trained ones a master in float32 (``BackendTraits.masters``)."""
 

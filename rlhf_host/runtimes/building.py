@@ -162,15 +162,15 @@ def _write(writers: list[tuple[str, str, Writer | None]]) -> None:
 
 def _report_weights(name: str, model: Any) -> None:
     """Logs how many weights are trained, if not all, and what is in the model's files beside them."""
-    from rlhf_host.models.adapters import has_adapters
+    from rlhf_host.models.adapters import expert_adapters, has_adapters
     from rlhf_host.models.carried import carried_by
 
     whole, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     if trained < whole:
         log.warning("%s: %s of %s weights are trained (%.2f %%)", name, f"{trained:,}", f"{whole:,}", 100 * trained / whole)
     experts = [each.numel() for own, each in model.named_parameters() if ".experts." in own and each.ndim == 3]
-    if experts and has_adapters(model):
-        text = "%s: its experts (%s weights) stay frozen: adapters are for linear maps, and these are none"
+    if experts and has_adapters(model) and not expert_adapters(model):
+        text = "%s: its experts (%s weights) stay frozen: to adapt them too, set lora.targets to all-linear,experts"
         log.warning(text, name, f"{sum(experts):,}")
     if carried := list(carried_by(model)):
         what = f"{len(carried)} tensors ({', '.join(carried[:3])}{', ...' * (len(carried) > 3)})"

@@ -7,7 +7,7 @@ from torch import nn
 
 from rlhf_host.backends.weights import stored_weights
 from rlhf_host.errors import UserError
-from rlhf_host.models.adapters import adapter_layers
+from rlhf_host.models.adapters import BASE, adapter_layers
 from rlhf_host.models.masters import renew
 from rlhf_host.protocols import Buckets
 
@@ -31,7 +31,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     own = {weight for name, weight in parts if not name.startswith("base_layer.")}
     added = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight in own}
     weights = stored_weights(model).items()
-    return {name.replace(".base_layer.", "."): tuple(weight.shape) for name, weight in weights if name not in added}
+    return {name.replace(BASE, ""): tuple(weight.shape) for name, weight in weights if name not in added}
 
 
 @torch.no_grad()

@@ -210,7 +210,9 @@ def test_experts_that_stay_frozen_and_carried_weights_are_told(tiny_model, tmp_p
     told = [record.getMessage() for record in caplog.records if record.name == "rlhf_host.runtimes.building"]
     adapted, frozen, *carried = told
     assert adapted.startswith("actor: ")
-    assert frozen == "actor: its experts (98,304 weights) stay frozen: adapters are for linear maps, and these are none"
+    assert (
+        frozen == "actor: its experts (98,304 weights) stay frozen: to adapt them too, set lora.targets to all-linear,experts"
+    )
     names = sorted(carried_by(load_model(RoleConfig(model=str(base)))))
     assert set(ODD) < set(names)
     first = f"{len(names)} tensors ({', '.join(names[:3])}, ...)"

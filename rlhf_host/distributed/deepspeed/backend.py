@@ -58,7 +58,7 @@ class DeepSpeedBackend(Parks):
         self._parking = Parking(self.device)
         adapts, quantized = has_adapters(self.model), is_quantized(self.model)
         plugin.refuse(self.device.type, self.ranks.size, adapts=adapts, quantized=quantized)
-        refuse_splits(options, self.ranks)
+        refuse_splits(options, self.ranks, self.model)
         deepspeed = library(self.device)
         enter_group(self.ranks, self.device)
         settings, head = configuration(options, self.role), start.head

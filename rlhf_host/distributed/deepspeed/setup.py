@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from rlhf_host.config.schema import RoleConfig
 from rlhf_host.distributed.deepspeed.plugin import DeepSpeed
 from rlhf_host.errors import PluginError, RunError, UserError
+from rlhf_host.models.adapters import expert_adapters
 from rlhf_host.protocols import Ranks
 
 
@@ -67,8 +69,12 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def refuse_splits(options: DeepSpeed.Options, ranks: Ranks) -> None:
-    """Raises ``UserError`` if AutoTP would split a model over other processes than there are."""
+def refuse_splits(options: DeepSpeed.Options, ranks: Ranks, model: nn.Module) -> None:
+    """Raises ``UserError`` if AutoTP would split a model over other processes than there are, or stage 3 one whose adapters read
+    weights before they are whole.
+    """
+    if options.zero_stage == 3 and (experts := expert_adapters(model)):
+        raise UserError(f"zero_stage 3 does not train {experts[0]}, an adapter of experts: choose stage 2, or --backend fsdp")
     if options.autotp_size > 1 and ranks.slices is not None:
         raise UserError("AutoTP and sequence_parallel both split a rank's work over its processes: leave one of them out")
     if options.autotp_size != (ranks.parts if ranks.slices is None else 1):

@@ -21,7 +21,8 @@ def named_buffers(model: nn.Module) -> Bucket:
 
 def merged_units(model: nn.Module, parameters: Iterable[T]) -> list[list[T]]:
     """Returns the parameters; those that are merged with each other come together."""
-    owners: dict[Any, Any] = {parameter: layer for _, layer in adapter_layers(model) for parameter in layer.parameters()}
+    layers = reversed(adapter_layers(model))  # the outermost of those that are nested owns all
+    owners: dict[Any, Any] = {parameter: layer for _, layer in layers for parameter in layer.parameters()}
     units: dict[Any, list[T]] = {}
     for parameter in parameters:
         units.setdefault(owners.get(parameter, parameter), []).append(parameter)

@@ -95,14 +95,17 @@ def _source(name: str) -> str:
     return (Path(package.origin).parent / name).read_text() if package and package.origin else ""
 
 
-def refused_on_cpus(extra: Mapping[str, Any], pipeline_parallel_size: int) -> str | None:
-    """Returns what is wrong with settings on CPUs alone.
+def refused_on_cpus(options: Any) -> str | None:
+    """Returns what is wrong with ``Vllm.Options`` on CPUs alone.
 
     vLLM 0.32 leaves temperature, top-k and top-p out of speculated tokens there: its ``expand_kernel`` for CPUs writes to copies
     (``vllm/utils/cpu_triton_utils.py``).
     """
-    if pipeline_parallel_size > 1:
+    extra = options.extra
+    if options.pipeline_parallel_size > 1:
         return "pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs"
+    if options.routed_experts:
+        return "routed_experts needs vLLM's second model runner, and so a GPU: leave it out, and --with router_replay"
     if "enable_chunked_prefill" in extra:
         return "extra.enable_chunked_prefill: on CPUs the engine sets this itself, so leave it out"
     if _speculation(extra):

@@ -93,7 +93,7 @@ class Vllm:
 
     def check(self, start: RuntimeStart, devices: Mapping[str, str]) -> None:
         extra, on_cpu = self.options.extra, devices.get("actor") == "cpu"
-        problem = refused_on_cpus(extra, self.options.pipeline_parallel_size) if on_cpu else None
+        problem = refused_on_cpus(self.options) if on_cpu else None
         if problem := problem or unknown_argument(extra):
             raise UserError(f"engine vllm: {problem}")
         if on_cpu and self.options.sleep:

@@ -43,7 +43,7 @@ def start_vllm(
         from vllm.v1.engine.llm_engine import LLMEngine
 
         on_cpu = current_platform.is_cpu()
-        if on_cpu and (problem := refused_on_cpus(options.extra, options.pipeline_parallel_size)):
+        if on_cpu and (problem := refused_on_cpus(options)):
             raise UserError(f"engine vllm: {problem}")
         arguments = _arguments(options, version, on_cpu) | _adapter_arguments(adapter_rank)
         arguments |= {"model": path, "tokenizer": _tokenizer_path(path, tokenizer, scratch)}

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from rlhf_authoring.models import write_tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 pytest.importorskip("ray")
 
@@ -48,6 +49,59 @@ def test_two_ranks_train_as_one_process_does_and_resume(rlhf, small_run, tmp_pat
     here, there = metrics(tmp_path / "local")[-1], metrics(tmp_path / "split")[-1]
     assert there["step"] == 4
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-2)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A mixture of experts with the tokens of the tiny model."""
+    path = write_tiny_model(tmp_path_factory.mktemp("model") / "experts")
+    sizes = json.loads((path / "config.json").read_text())
+    config = Qwen3MoeConfig(
+        **{name: sizes[name] for name in ("vocab_size", "hidden_size", "pad_token_id", "eos_token_id", "bos_token_id")},
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_hidden_layers=2, intermediate_size=64,
+        moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("more", [(), ("--actor.gradient-checkpointing", "true")], ids=["plain", "recomputed"])
+def test_experts_that_two_ranks_share_train_as_whole_ones(rlhf, small_run, tiny_model, experts, tmp_path, more):
+    flags = [experts if flag == tiny_model else flag for flag in small_run]
+    common = [*flags, *more, "--actor.adam-eps", "1e-4", "--checkpoint.every", "2", "--train.steps", "3"]
+    common += ["--with", "expert_metrics", "--actor.router-aux-loss-coef", "0.01"]
+    parallel = ("--backend.expert-parallel", "2")
+    rlhf.run(*common, *RAY, *SPLIT, "--run-dir", tmp_path / "whole")
+    rlhf.run(*common, *RAY, *SPLIT, *parallel, "--run-dir", tmp_path / "split")
+    whole, split = metrics(tmp_path / "whole"), metrics(tmp_path / "split")
+    assert [row["step"] for row in split] == [row["step"] for row in whole] == [1, 2, 3]
+    for one, two in zip(whole, split, strict=True):
+        assert two["mismatch/max"] < 1e-4, "the engine has all experts"
+        for name in (*NAMES, "experts/busiest", "experts/unused", "experts/entropy/layer_1"):
+            assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+        print({name: (one[name], two[name]) for name in ("loss", "grad_norm", "reward/mean", "mismatch/max")})
+    expected, found = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / run / "model").state_dict() for run in ("whole", "split")
+    )
+    assert all((found[name] - value).norm() <= 1e-4 * value.norm() for name, value in expected.items())
+    # Four ranks take it up.
+    more = ("--placement", "actor=4", "--placement", "rollout=1", "--ray.num-cpus", "6")
+    rlhf.run("train", "--resume", tmp_path / "split", "--train.steps", "4", *more)
+    rlhf.run("train", "--resume", tmp_path / "whole", "--train.steps", "4")
+    here, there = metrics(tmp_path / "whole")[-1], metrics(tmp_path / "split")[-1]
+    assert there["step"] == 4
+    assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-2)
+
+
+def test_a_run_that_cannot_split_its_experts_is_refused_before_it_starts(rlhf, small_run, tiny_model, experts, tmp_path):
+    flags = [experts if flag == tiny_model else flag for flag in small_run]
+    place = (*RAY, *SPLIT, "--run-dir", tmp_path / "run")
+    said = rlhf.run(*flags, *place, "--backend.expert-parallel", "3", code=2)
+    assert "expert_parallel 3 does not divide the 8 experts of Qwen3MoeForCausalLM" in said.stderr
+    said = rlhf.run(*small_run, *place, "--backend.expert-parallel", "2", code=2)
+    assert "splits experts, and no model of this run has any (actor): leave it out" in said.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")

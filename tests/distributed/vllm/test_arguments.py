@@ -274,6 +274,13 @@ def test_experts_are_told_by_the_second_model_runner(monkeypatch):
     assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
+def test_experts_are_not_told_on_cpus():
+    engine, start = Vllm(Vllm.Options(routed_experts=True)), SimpleNamespace(adapter_rank=0)
+    with pytest.raises(UserError, match=r"engine vllm: routed_experts needs vLLM's second model runner, and so a GPU"):
+        engine.check(start, {"actor": "cpu"})
+    engine.check(start, {"actor": "cuda"})
+
+
 @pytest.mark.parametrize("experts", [None, np.zeros((4, 2, 2), np.uint8)], ids=["silent", "telling"])
 def test_an_answer_has_the_experts_that_vllm_tells(experts):
     logprobs = SimpleNamespace(logprobs=[-0.5, -0.25])

@@ -147,3 +147,14 @@ def test_adapters_leave_experts_and_routers_alone(tmp_path, experts):
     assert all(row["experts/busiest"] >= 1 for row in rows)
     settings = json.loads((tmp_path / "adapted/model/adapter_config.json").read_text())
     assert sorted(settings["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+def test_experts_get_adapters_by_name(tmp_path, experts):
+    more = {"actor.lora.rank": 2, "actor.lora.targets": ["all-linear", "experts"], "checkpoint.every": 1}
+    rows = train(tmp_path / "run", experts, ["expert_metrics"], **more)
+    assert all(row["mismatch/max"] < 1e-4 for row in rows if "mismatch/max" in row)
+    assert any(row["grad_norm"] > 0 for row in rows)
+    settings = json.loads((tmp_path / "run/model/adapter_config.json").read_text())
+    assert settings["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
+    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), reward=even, data=SUMS, steps=3)
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 3

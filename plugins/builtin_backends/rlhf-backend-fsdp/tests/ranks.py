@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from rlhf_authoring.contracts import backend as rules
 from rlhf_authoring.contracts.reinforce import actor, batch, manager_of
 from rlhf_authoring.contracts.subject import Subject, expect, finish
 from rlhf_authoring.contracts.suite import all_checks, run_check
-from rlhf_backend_fsdp import FSDP
+from rlhf_backend_fsdp import FSDP, experts
 from rlhf_backend_fsdp import backend as fsdp
 from rlhf_backend_fsdp.backend import FSDPBackend
 from rlhf_backend_fsdp.checkpoints import DataWriter
@@ -49,6 +50,8 @@ PARTLY: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": ["*embed_tokens*", "*layers.0*"]},
     "lora": {"lora": {"rank": 4}},
     "recomputed": {"gradient_checkpointing": 1},
+    "adapted": {"lora": {"rank": 4, "targets": ["all-linear", "experts"]}},
+    "balanced": {"router_aux_loss_coef": 0.1},
 }
 HEADS: Any = {"actor": "lm", "critic": "scalar"}
 TRAIN = TrainConfig(max_tokens_per_microbatch=24)
@@ -106,6 +109,7 @@ class Trained:
         rows: list[list[int]] | None = None,
         kernels: Any = None,
         pieces: bool = False,
+        replay: bool = False,
         **options: Any,
     ):
         plugin: Any = FSDP(FSDP.Options(**options)) if kind == "fsdp" else Subject("backend", kind, options).build()
@@ -130,6 +134,9 @@ class Trained:
         self.worker = Worker(self.roles, manager_of(algo=algorithm), TRAIN, algorithm.needs(), ranks)
         self.backends: dict[str, Any] = {name: role.backend for name, role in self.roles.items()}
         self.ranks, self.rows, self.number = ranks, (rows or ROWS[ranks.size])[ranks.rank], 0
+        self.replay = replay
+        for role in self.roles.values() if replay else ():
+            role.passes.around = replayed
 
     def refused(self, bad: str) -> str:
         """Returns the refusal of a batch whose row 5 is spoilt."""
@@ -146,6 +153,8 @@ class Trained:
     def update(self, count: int = 1) -> None:
         for _ in range(count):
             rows = batch(self.number)
+            if self.replay:
+                rows.traces = traces(rows, self.number)
             self.number += 1
             result = self.worker.update(rows.select(self.rows), whole=Denominators.of(rows), rows=self.rows)
             assert result.refused is None, result.refused
@@ -163,6 +172,52 @@ class Trained:
             (directory / name).mkdir(parents=True, exist_ok=True)
             writers += [backend.save(directory / name), backend.save_model(directory / f"{name}-model")]
         return [write for write in writers if write is not None]
+
+
+def replayed(model: Any, lengths: Sequence[int], traces: Any) -> Any:
+    """Surrounds a pass as the extension ``router_replay`` does."""
+    from rlhf_plugin_experts.routers import routers_of
+
+    return contextlib.nullcontext() if traces is None else routers_of(model).during(lengths, traces)
+
+
+def traces(rows: Any, seed: int) -> list[dict[str, Any]]:
+    """Experts for all tokens of a batch but the last of each row, other ones than the routers would choose. Equal prompts have the
+    same, because they are computed once.
+    """
+
+    def drawn(count: int, *seeds: int) -> Any:
+        scores = np.random.default_rng([seed, *seeds]).random((count, 2, 4))
+        return scores.argsort(-1)[..., :2].astype(np.uint8)
+
+    numbered = enumerate(zip(rows.prompt_ids, rows.lengths.tolist(), strict=True))
+    return [
+        {"routed_experts": np.concatenate([drawn(len(prompt), *prompt), drawn(length - 1, 0, row)])}
+        for row, (prompt, length) in numbered
+    ]
+
+
+def gradients(ranks: Ranks, path: Path, updates: int = 1, **named: Any) -> dict[str, Any]:
+    """Gradients of the last update, whole, and its norm before clipping; the number of exchanges of tokens in it."""
+    trained = Trained(ranks, {"actor": path}, **named)
+    trained.worker.outputs("actor", "logprobs", batch(0).select(trained.rows))  # layouts are tried, which are passes too
+    trained.update(updates - 1)
+    backend = trained.backends["actor"]
+    usual, found = backend.step, {}
+
+    def step() -> Any:
+        for name, weight in backend.model.named_parameters():
+            if weight.grad is not None:
+                gathered = getattr(backend, "_spreads", {}).get(name)
+                grad = weight.grad if gathered is None else gathered.around(weight.grad.to_local()).full_tensor()
+                found[name] = grad.clone()
+        result = usual()
+        found["norm"] = torch.tensor(result.grad_norm)
+        return result
+
+    with mock.patch.object(backend, "step", step), mock.patch.object(experts, "_swap", wraps=experts._swap) as swap:
+        trained.update()
+    return {"gradients": found, "exchanges": swap.call_count}
 
 
 def steps(ranks: Ranks, models: dict[str, Path], count: int, **named: Any) -> dict[str, Any]:
@@ -327,7 +382,7 @@ def pieces(ranks: Ranks, models: dict[str, Path], bucket_bytes: int, everywhere:
     return {
         "held": sum(weight.to_local().nbytes for weight in weights),
         "averages": sum(value.nbytes for state in backend.optimizer.state.values() for value in state.values() if value.dim()),
-        "whole": sum(weight.nbytes for weight in weights),
+        "whole": sum(map(backend._nbytes, backend._weights)),
         "buckets": buckets,
     }
 
@@ -351,7 +406,7 @@ def share(ranks: Ranks, models: dict[str, Path], directory: Path) -> dict[str, i
         writer = backend.save_model(directory)
     writer()
     kept = load_file(directory / f"model-{ranks.rank + 1:05d}-of-{ranks.size:05d}.safetensors")
-    sizes = [weight.nbytes for weight in backend._weights.values()]
+    sizes = list(map(backend._nbytes, backend._weights))
     held = sum(value.nbytes for value in kept.values())
     return {"held": held, "most": most, "whole": sum(sizes), "largest": max(sizes)}
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_host import Needs, RoleNeed, UserError
 from rlhf_host.backends import OneProcess
-from rlhf_host.protocols import BackendStart
+from rlhf_host.protocols import BackendStart, TrainedModel
 from rlhf_host.settings import RoleConfig
 
 
@@ -85,7 +85,18 @@ def test_a_base_in_4_bits_that_is_trained(name):
         plugin.check(begin, {})
 
 
+def test_in_a_pass_there_is_room_for_a_ranks_own_experts_alone():
+    numbers = {"trained": 1000, "trained_block": 400, "trained_outside": 200, "trained_experts": 320}
+    sizes = {"frozen": 0, "frozen_bytes": 0.0, "block": 400, "outside": 200, "experts": 320, "processes": 4}
+    model = TrainedModel(**numbers, **sizes, device="cpu")
+    whole, split = (FSDP(FSDP.Options(expert_parallel=count)).memory(model).gathered for count in (1, 4))
+    # Of the weights of two blocks, and of the gradients of one, of which there are two copies.
+    assert whole - split == (2 * 4 + 4 + 4) * 320 * 3 / 4
+    with pytest.raises(UserError, match="expert_parallel 3 does not divide the 4 ranks"):
+        FSDP(FSDP.Options(expert_parallel=3)).memory(model)
+
+
 def test_options_that_are_unknown():
-    for wrong in ({"precision": "fp16"}, {"shard": 0}, {"zero_stage": 3}):
+    for wrong in ({"precision": "fp16"}, {"shard": 0}, {"expert_parallel": 0}, {"zero_stage": 3}):
         with pytest.raises(ValidationError):
             FSDP.Options(**wrong)

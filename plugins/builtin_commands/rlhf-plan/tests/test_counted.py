@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rlhf_plan.footprint import footprint
+from rlhf_plan.phases import _counts
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
 from rlhf_host.distributed import reserved
@@ -98,6 +99,13 @@ def test_a_pass_keeps_as_much_as_planned(tmp_path, family, settings, autocast):
 def test_the_cache_is_counted(tmp_path):
     role = RoleConfig(model=written(FAMILIES["llama"], tmp_path), device="cpu")
     assert footprint(meta_model(role, head="lm", trainable=True), width=None, autocast=False).cached == 2 * 5 * 2 * 32
+
+
+def test_experts_of_a_block_are_counted(tmp_path):
+    for family, numbers in (("experts", 4 * 3 * 64 * 128), ("llama", 0)):
+        role = RoleConfig(model=written(FAMILIES[family], tmp_path / family), device="cpu", train_only=["*.0.mlp.*"])
+        counted = _counts(role, meta_model(role, head="lm", trainable=True, weights=False))
+        assert (counted.experts, counted.trained_experts) == (numbers, numbers)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

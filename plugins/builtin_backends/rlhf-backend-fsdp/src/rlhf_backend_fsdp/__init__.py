@@ -40,6 +40,11 @@ class FSDP:
             description="number of neighbouring ranks that split a copy of the weights; the next so many have another copy."
             " Default: all ranks split one",
         )
+        expert_parallel: PositiveInt = Field(
+            1,
+            description="number of neighbouring ranks that share the experts of each layer: each computes its own for the tokens of"
+            " all. It divides the ranks that split a copy of the weights, and the number of experts",
+        )
         offload: Literal["none", "cpu"] = Field(
             "none", description="cpu: weights, gradients and optimizer state are in CPU memory, where the optimizer steps"
         )
@@ -78,6 +83,21 @@ class FSDP:
 
         for name in trained:
             check_optimizer(self.options.optimizer, self.options.optimizer_args, start.roles[name])
+        if self.options.expert_parallel > 1:
+            self._check_experts(start)
+
+    def _check_experts(self, start: RuntimeStart) -> None:
+        from rlhf_backend_fsdp.experts import has_experts, refuse_count
+        from rlhf_host.internals import meta_model
+
+        needs = start.needs.roles
+        outlines = [meta_model(start.roles[need.name], head=need.head, trainable=need.trainable) for need in needs]
+        for outline in outlines:
+            if outline is not None:
+                refuse_count(outline, self.options.expert_parallel)
+        if not any(outline is None or has_experts(outline) for outline in outlines):
+            names = ", ".join(need.name for need in needs)
+            raise UserError(f"backend.expert_parallel splits experts, and no model of this run has any ({names}): leave it out")
 
     savers = ({"offload": "cpu"},)
 
@@ -89,8 +109,14 @@ class FSDP:
         width = 2 if narrow else 4
         # What is in no block stays whole during a pass; the next block is gathered while one computes. Gradients are whole in the
         # type of passes and, to be reduced, in float32: those of a block, and at last those of what is in none.
+        if shard % (parallel := options.expert_parallel):
+            raise UserError(
+                f"backend.expert_parallel {parallel} does not divide the {shard} ranks that split a copy of the weights"
+            )
+        elsewhere = 1 - 1 / parallel  # share of a block's experts that are never gathered
         root = width * model.outside
-        block = 2 * width * model.block + (width + 4) * model.trained_block
+        gathered = 2 * width * (model.block - elsewhere * model.experts)
+        block = gathered + (width + 4) * (model.trained_block - elsewhere * model.trained_experts)
         away = options.offload == "cpu" and on_gpu
         held = 0.0 if away else 1 / shard
         from rlhf_host.backends import arguments_of, state_bytes

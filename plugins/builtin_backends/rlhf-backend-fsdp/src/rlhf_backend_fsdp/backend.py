@@ -67,7 +67,14 @@ class FSDPBackend(Parks):
         """A weight's first name → all of them."""
         for names in _names(self.model):
             self._names[names[0]] = names
-        self._passes = split(start, mesh, self.precision, self.device, offload=options.offload == "cpu")
+        self._passes, self._spreads = split(
+            start,
+            mesh,
+            self.precision,
+            self.device,
+            offload=options.offload == "cpu",
+            expert_parallel=options.expert_parallel,
+        )
         self._weights: dict[str, Any] = dict(self.model.named_parameters())
         self._pieces = {name: nn.Parameter(_piece(each)) for name, each in self._weights.items() if each.requires_grad}
         """This process's pieces of what is trained: the optimizer sees plain tensors."""
@@ -149,9 +156,8 @@ class FSDPBackend(Parks):
         """Returns the optimizer's state by names. Averages are split as their weights are."""
         state: dict[str, Tensor] = {}
         for name, piece in self._pieces.items():
-            weight = self._weights[name]
             for key, value in self._kept(piece):
-                state[f"{name}:{key}"] = checkpoints.split_like(weight, value) if value.dim() else value
+                state[f"{name}:{key}"] = self._spreads[name].around(value) if value.dim() else value
         return state
 
     def _kept(self, piece: Tensor) -> list[tuple[str, Tensor]]:
@@ -178,7 +184,8 @@ class FSDPBackend(Parks):
             if has_adapters(model):
                 with self._whole(list(self._pieces)):
                     return copy_model(model, directory) if self.ranks.process == 0 else None
-            owners = deal(saved_bytes(model), self.ranks.processes)
+            sizes = saved_bytes(model)
+            owners = deal(sizes | {name: self._nbytes(name) for name in sizes.keys() & self._spreads}, self.ranks.processes)
             mine = {name for name, owner in owners.items() if owner == self.ranks.process}
             buckets = self._buckets(COPIED_BYTES, mine.__contains__)
             share = {name: tensor.to("cpu", copy=True) for bucket in buckets for name, tensor in bucket if name in mine}
@@ -195,8 +202,9 @@ class FSDPBackend(Parks):
         """Gathers weights: all ranks together, of which this one keeps those with such a name."""
         self._split()
         first = {weight: name for name, weight in self._weights.items()}
-        for piece in chunked(merged_units(self.model, first), lambda unit: sum(map(_nbytes, unit)), bucket_bytes):
-            names = [first[weight] for unit in piece for weight in unit]
+        units = [[first[weight] for weight in unit] for unit in merged_units(self.model, first)]
+        for piece in chunked(units, lambda unit: sum(map(self._nbytes, unit)), bucket_bytes):
+            names = [name for unit in piece for name in unit]
             with self._whole(names) as copies:
                 kept = [(name, copies[name]) for name in names if any(map(keeps, self._names[name]))]
                 bucket = list(merged_weights(self.model, kept))
@@ -205,10 +213,14 @@ class FSDPBackend(Parks):
         if buffers := named_buffers(self.model):
             yield [(name, buffer) for name, buffer in buffers if keeps(name)]
 
+    def _nbytes(self, name: str) -> int:
+        """Returns the size of a whole weight."""
+        return self._spreads[name].shape.numel() * self._weights[name].element_size()
+
     @contextlib.contextmanager
     def _whole(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
         """Puts whole copies in the places of these weights, inside the block, and gives them by name. Collective."""
-        copies = {name: whole(self._weights[name].detach(), self.device) for name in names}
+        copies = {name: whole(self._spreads[name].around(_piece(self._weights[name])), self.device) for name in names}
         try:
             for name, copy in copies.items():
                 self._put(name, nn.Parameter(copy, requires_grad=self._weights[name].requires_grad))
@@ -246,7 +258,3 @@ def _piece(tensor: Any) -> Tensor:
     """Returns this process's piece of a split tensor; it has the same memory."""
     assert isinstance(tensor, DTensor)
     return tensor.to_local().detach()
-
-
-def _nbytes(weight: Tensor) -> int:
-    return weight.numel() * weight.element_size()

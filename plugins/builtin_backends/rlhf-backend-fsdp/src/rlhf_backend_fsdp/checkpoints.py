@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from rlhf_backend_fsdp.splitting import Spread
 from rlhf_host import RunError, UserError
 from rlhf_host.protocols import Writer
 
@@ -26,11 +27,6 @@ FORMER: dict[str, Any] = {"optimizer": "AdamW"}
 OTHER = "take another checkpoint of the run, or start a new run"
 
 
-def split_like(weight: Any, piece: Tensor) -> DTensor:
-    """Returns a tensor of which this process has a piece, as it has of a weight."""
-    return _around(piece, weight, weight.device_mesh)
-
-
 def host_copy(tensor: Tensor) -> Tensor:
     """Returns a copy in host memory, of this process's piece where the tensor is split."""
     if not isinstance(tensor, DTensor):
@@ -38,11 +34,7 @@ def host_copy(tensor: Tensor) -> Tensor:
     mesh = tensor.device_mesh
     if mesh.device_type != "cpu":
         mesh = DeviceMesh("cpu", mesh.mesh, _init_backend=False, _rank=dist.get_rank())
-    return _around(tensor.to_local().to("cpu", copy=True), tensor, mesh)
-
-
-def _around(piece: Tensor, like: DTensor, mesh: DeviceMesh) -> DTensor:
-    return DTensor.from_local(piece, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return Spread(mesh, tensor.placements, tensor.shape).around(tensor.to_local().to("cpu", copy=True))
 
 
 def writer(directory: Path, state: dict[str, Tensor], shape: Mapping[str, Any], group: Any) -> Writer:

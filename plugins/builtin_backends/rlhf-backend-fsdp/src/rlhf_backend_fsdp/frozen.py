@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,8 @@ class FSDPFrozen:
     def __init__(self, options: FSDP.Options, start: BackendStart):
         device = start.device or next(start.model.parameters()).device
         mesh = mesh_of(device, start.ranks, options.shard)
-        self._passes = split(start, mesh, "fp32", device, offload=options.offload == "cpu")
+        more: Any = {"offload": options.offload == "cpu", "expert_parallel": options.expert_parallel}
+        self._passes, _ = split(start, mesh, "fp32", device, **more)
 
     def run_pass(self, compute: Callable[..., Tensors], *inputs: Tensor) -> Tensors:
         results = run_through(self._passes, compute, *inputs)

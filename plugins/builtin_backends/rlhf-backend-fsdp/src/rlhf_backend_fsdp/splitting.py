@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from rlhf_backend_fsdp.experts import expert_mesh, keep_own
 from rlhf_host import RunError, UserError
 from rlhf_host.protocols import BackendStart, Buckets, Ranks
 
@@ -27,6 +29,30 @@ class Passes(nn.Module):
 
     def forward(self, compute: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         return compute(*inputs)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A weight that is spread over ranks by its rows: those along each dimension of ``mesh`` share, in their order, what one along
+    the dimension before has, or hold copies of it.
+    """
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+
+    def around(self, piece: Tensor) -> DTensor:
+        """Returns the whole tensor of which this process has a piece."""
+        stride = torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(piece, self.mesh, self.placements, run_check=False, shape=self.shape, stride=stride)
+
+    def piece(self, tensor: Tensor) -> Tensor:
+        """Returns this process's part of a whole tensor."""
+        for dimension, placement in enumerate(self.placements):
+            if placement.is_shard():
+                pieces, number = tensor.chunk(self.mesh.size(dimension)), self.mesh.get_local_rank(dimension)
+                tensor = pieces[number] if number < len(pieces) else tensor[:0]
+        return tensor
 
 
 def precision_on(device: torch.device, precision: str) -> str:
@@ -57,21 +83,25 @@ def mesh_of(device: torch.device, ranks: Ranks, shard: int | None) -> DeviceMesh
     return init_device_mesh(device.type, (ranks.processes // shard, shard), mesh_dim_names=("copies", "shard"))
 
 
-def split(start: BackendStart, mesh: DeviceMesh, precision: str, device: torch.device, *, offload: bool) -> Any:
+def split(
+    start: BackendStart, mesh: DeviceMesh, precision: str, device: torch.device, *, offload: bool, expert_parallel: int = 1
+) -> tuple[Any, dict[str, Spread]]:
     """Splits the weights of a model, block by block, and reads them if they are still in their files. Returns the root, through
-    which its passes go. Only ``start.compute`` is split, and the model's modules have its weights.
+    which its passes go, and how each weight of ``start.model`` is spread. Only ``start.compute`` is split, and the model's modules
+    have its weights.
 
     Args:
         device: where passes compute.
+        expert_parallel: number of neighbouring ranks that share the experts of each layer.
 
     Raises:
-        UserError: the model has no blocks, weights that several of them share, or a twin that keeps weights elsewhere.
+        UserError: the model has no blocks, weights that several of them share, a twin that keeps weights elsewhere, or experts that
+            cannot be shared.
     """
     blocks = _blocks(start.model, start.compute)
     _join(start.model, start.compute)
     on_gpu = mesh.device_type == "cuda"
     settings: dict[str, Any] = {
-        "mesh": mesh,
         # Masks and positions are left as they are: the residual stream has the type of the embeddings.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision == "bf16" else None,
@@ -81,16 +111,30 @@ def split(start: BackendStart, mesh: DeviceMesh, precision: str, device: torch.d
         "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if offload else OffloadPolicy(),
     }
     root = Passes(start.compute)
+    apart: DeviceMesh | None = None
+    layers: dict[str, Any] = {}
+    if expert_parallel > 1:
+        apart = expert_mesh(mesh, expert_parallel)
+        layers = keep_own(start.compute, apart)
+        for layer in layers.values():
+            fully_shard(layer, mesh=apart["copies", "pieces"] if mesh.ndim > 1 else apart["pieces"], **settings)
     for block in reversed(blocks):  # those inside others first
-        fully_shard(block, **settings)
-    fully_shard(root, reshard_after_forward=False, **settings)
+        fully_shard(block, mesh=mesh, **settings)
+    fully_shard(root, mesh=mesh, reshard_after_forward=False, **settings)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    spreads = {}
+    for name, weight in start.model.named_parameters():
+        assert isinstance(weight, DTensor)
+        spreads[name] = Spread(weight.device_mesh, weight.placements, weight.shape)
+        if apart is not None and name.rpartition(".")[0] in layers:
+            rows = weight.shape[0] * expert_parallel
+            spreads[name] = Spread(apart, (Replicate(), Shard(0), Shard(0)), torch.Size([rows, *weight.shape[1:]]))
     if start.weights is not None:
-        _fill(root, start.model, start.weights(), torch.device("cpu") if offload else device)
-    return root
+        _fill(root, start.model, spreads, start.weights(), torch.device("cpu") if offload else device)
+    return root, spreads
 
 
 def gather_no_more(root: nn.Module) -> None:
@@ -101,7 +145,7 @@ def gather_no_more(root: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.device) -> None:
+def _fill(root: nn.Module, model: nn.Module, spreads: dict[str, Spread], buckets: Buckets, device: torch.device) -> None:
     """Gives a split model whose parameters are on ``meta`` this process's pieces of them.
 
     Args:
@@ -113,12 +157,10 @@ def _fill(root: nn.Module, model: nn.Module, buckets: Buckets, device: torch.dev
     for bucket in buckets:
         while bucket:  # so that none is held while the next ones are read
             name, tensor = bucket.pop()
-            weight = weights[name]
-            pieces = tensor.chunk(weight.device_mesh.size(-1))
-            number = weight.device_mesh.get_local_rank(mesh_dim=-1)
-            if number < len(pieces):
-                weight.to_local().copy_(pieces[number])
-            del tensor, pieces
+            piece = spreads[name].piece(tensor)
+            if len(piece):
+                weights[name].to_local().copy_(piece)
+            del tensor, piece
 
 
 def _blocks(model: Any, compute: nn.Module) -> list[nn.Module]:
@@ -151,10 +193,9 @@ def _join(model: nn.Module, twin: nn.Module) -> None:
         vars(module)["_parameters"] = part._parameters
 
 
-def whole(tensor: Any, device: torch.device) -> Tensor:
+def whole(tensor: DTensor, device: torch.device) -> Tensor:
     """Returns a split tensor as a whole, on every rank. Collective."""
-    assert isinstance(tensor, DTensor)
     if tensor.device != device:  # pieces in CPU memory are gathered over the devices
-        local, mesh = tensor.to_local().to(device), tensor.device_mesh
-        tensor = DTensor.from_local(local, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+        local = tensor.to_local().to(device)
+        tensor = Spread(tensor.device_mesh, tensor.placements, tensor.shape).around(local)
     return tensor.full_tensor()

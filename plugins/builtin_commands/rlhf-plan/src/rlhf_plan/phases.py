@@ -417,8 +417,11 @@ def _counts(role: Any, model: Any) -> TrainedModel:
 
     whole, trained = numbers(model)
     frozen = [(weight.numel(), width) for weight, width in weights_of(role, model) if not weight.requires_grad]
-    blocks = [numbers(block) for block in blocks_of(model).values()]
+    parts = list(blocks_of(model).values())
+    blocks = [numbers(block) for block in parts]
     block, trained_block = max(blocks, default=(whole, trained))
+    largest = max(parts, key=numbers, default=model)
+    experts = [numbers(part) for part in largest.modules() if hasattr(part, "_is_expert_parallel")]
     count = sum(count for count, _ in frozen)
     return TrainedModel(
         trained=trained,
@@ -430,6 +433,8 @@ def _counts(role: Any, model: Any) -> TrainedModel:
         trained_outside=trained - sum(count for _, count in blocks) if blocks else 0,
         processes=1,
         device="cuda",
+        experts=sum(count for count, _ in experts),
+        trained_experts=sum(count for _, count in experts),
     )
 
 
