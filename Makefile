@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-trackers test-trackers test-evaluations test-harbor test-clusters test-dashboard lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-mini-swe test-mini-swe setup-trackers test-trackers test-evaluations test-harbor test-clusters test-dashboard lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -158,6 +158,18 @@ test-verifiers: setup build/verifiers/bin/python ## train on environments of the
 
 test-exported: setup build/openenv/bin/python build/verifiers/bin/python ## let the real OpenEnv and verifiers play exported environments
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_exported.py
+
+# It wants an older version of importlib-metadata than the host has.
+build/mini-swe/bin/python:
+	rm -rf build/mini-swe.unfinished
+	$(PYTHON) -m venv build/mini-swe.unfinished
+	build/mini-swe.unfinished/bin/python -m pip install --quiet --disable-pip-version-check mini-swe-agent==2.4.6
+	@rm -rf build/mini-swe && mv build/mini-swe.unfinished build/mini-swe
+
+setup-mini-swe: build/mini-swe/bin/python ## make build/mini-swe, an environment with mini-swe-agent
+
+test-mini-swe: setup build/mini-swe/bin/python ## train on tasks that the real mini-swe-agent plays
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_mini_swe.py
 
 # Gym wants Python 3.12, which uv finds or fetches.
 build/nemo-gym/bin/python: | $(STAMP)

@@ -43,6 +43,8 @@ PRESENT = {
     "make smollm2": lambda: (ROOT / "models/SmolLM2-135M-Instruct/config.json").is_file(),
     "python -m rlhf_plugin_shapes.model models/shapes --target 0.4": lambda: (ROOT / "models/shapes/config.json").is_file(),
     "python -m rlhf_plugin_shell.lines_model models/shell": lambda: (ROOT / "models/shell/commands.jsonl").is_file(),
+    "python -m rlhf_plugin_shell.fixes_model models/mini_swe": lambda: (ROOT / "models/mini_swe/tasks.jsonl").is_file(),
+    "make setup-mini-swe": lambda: (ROOT / "build/mini-swe/bin/python").is_file(),
     "make setup-nemo-gym": lambda: (ROOT / "build/nemo-gym/bin/python").is_file(),
     "make setup-distributed": lambda: all(map(importlib.util.find_spec, ("ray", "deepspeed", "vllm"))),
 }

@@ -292,6 +292,14 @@ SLOW = {
         r"^(?!test_(a_run_that_is_killed|settings_that|rows_that|archives|which_processes|with_a_real))",
         "episodes and attacks in containers of a stand-in; a killed run at every change",
     ),
+    "plugins/builtin_agents/rlhf-plugin-shell/tests/test_machines.py": (
+        r"^(?!test_(a_missing_client|who_is_not_root|what_commands_broke))",
+        "episodes, attacks, faults and killed runs in machines of a fake service; one machine at every change",
+    ),
+    "plugins/builtin_agents/rlhf-plugin-shell/tests/test_harness.py": (
+        "fails_is_no_zero|is_told|without_end|ends_before",
+        "programs that hang, fall or write without end; two that play at every change",
+    ),
     "plugins/builtin_agents/rlhf-plugin-shell/tests/test_harbor_containers.py": (
         "built_once|is_pulled|is_asked_for|cannot_be_built|run_beside",
         "tasks in containers of a stand-in; what is read and refused at every change",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rlhf_authoring.models import write_tiny_model
 from rlhf_plugin_shapes.model import make_model
-from rlhf_plugin_shell import lines_model
+from rlhf_plugin_shell import fixes_model, lines_model
 
 from rlhf_host.config.check import check
 from rlhf_host.config.flags import parse
@@ -26,13 +26,18 @@ SIZES = ("0.5B", "7B", "70B")
 MODEL = "models/SmolLM2-135M-Instruct"
 SEES = "models/shapes"
 WORKS = "models/shell"
+REPAIRS = "models/mini_swe"
 QUICK = "quickstart"
 CHAT = (
     "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] + '<eos>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
 )
 TOPICS = {"rloo", "grpo", "dr_grpo", "ppo", "sft", "dpo", "rm", "kto", "distill", "sdpo"}
-OWN_TESTS = {"nemo_gym": "tests/outside/test_nemo_gym.py", "ray_deepspeed_vllm": "tests/distributed/ray"}
+OWN_TESTS = {
+    "nemo_gym": "tests/outside/test_nemo_gym.py",
+    "mini_swe": "tests/outside/test_mini_swe.py",
+    "ray_deepspeed_vllm": "tests/distributed/ray",
+}
 """Recipes that start servers or many processes, and where these are tested; here they are only checked."""
 
 
@@ -44,7 +49,7 @@ def script():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A working directory where the model of the recipes is a tiny one. Its tokens are characters, so it needs more of them. The
-    model that sees pictures is not trained, and neither is that of the shell.
+    model that sees pictures is not trained, and neither are those of the shell.
     """
     folder = tmp_path_factory.mktemp("recipes")
     config = write_tiny_model(folder / MODEL) / "config.json"
@@ -52,6 +57,7 @@ def folder(tmp_path_factory):
     (folder / MODEL / "chat_template.jinja").write_text(CHAT)
     make_model(folder / SEES)
     lines_model.make_model(folder / WORKS)
+    fixes_model.make_model(folder / REPAIRS)
     return folder
 
 
@@ -71,8 +77,15 @@ def test_a_recipe_is_whole(name, script):
     config, warnings = configured(name)
     assert not warnings
     assert config.run_dir == f"runs/recipes/{name}"
-    assert config.roles["actor"].model in {MODEL, SEES, WORKS, QUICK, *(f"runs/recipes/{before}/model" for before in recipes())}
-    assert (config.train.steps or 0) <= {"shell_sft": 250, "hints_sft": 300, "sdpo": 100}.get(name, 30)
+    assert config.roles["actor"].model in {
+        MODEL,
+        SEES,
+        WORKS,
+        REPAIRS,
+        QUICK,
+        *(f"runs/recipes/{before}/model" for before in recipes()),
+    }
+    assert (config.train.steps or 0) <= {"shell_sft": 250, "mini_swe_sft": 250, "hints_sft": 300, "sdpo": 100}.get(name, 30)
     expected = script.Recipe(name, recipes()[name]).expected
     assert expected
     assert all(0 < each.tolerance < 10 for each in expected)
@@ -101,7 +114,7 @@ def test_all_that_was_asked_for_is_there():
     configs = [configured(name)[0] for name in recipes()]
     assert len(configs) >= 12
     assert {config.algo.name for config in configs} == TOPICS
-    assert {config.agent.name for config in configs} == {"single_turn", "multi_turn", "nemo_gym", "shell"}
+    assert {config.agent.name for config in configs} == {"single_turn", "multi_turn", "nemo_gym", "shell", "harness"}
     assert any(config.roles["actor"].lora.rank for config in configs)
     assert any(config.async_depth for config in configs)
     assert any("code_exec" in config.reward for config in configs)

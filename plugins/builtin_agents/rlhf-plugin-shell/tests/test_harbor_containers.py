@@ -197,6 +197,24 @@ REFUSED = {
     "a build with secrets": (service("build: {context: ., secrets: [a]}"), "services.main.build.secrets"),
     "no image": ("services: {main: {}, other: {command: x}}", "services.other has no image"),
     "no services": ("x: y", "it has no services"),
+    "aliases of aliases": (
+        "\n".join(
+            [
+                "x-0: &a0 [x, x]",
+                *(f"x-{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 25)),
+                "services: {main: {command: *a24}}",
+            ]
+        ),
+        "it has more than 20,000 values",
+    ),
+    "an alias of itself": ("services: {main: {image: a, command: &a [*a]}}", "32 tables and lists within each other"),
+    "a volume that is a table": (service("volumes: {a: b}"), "services.main.volumes is no list"),
+    "a volume that is a number": (service("volumes: 3"), "services.main.volumes is no list"),
+    "arguments that are a text": (
+        service("build: {context: ., args: x}"),
+        "services.main.build.args is neither a table nor a list",
+    ),
+    "a network that is a number": (service("", end="networks: {a: 3}"), "networks.a is no table"),
     "no YAML": ("services: [", "docker-compose.yaml: "),
     "an object": ("services: !!python/object/apply:os.system ['echo']", "docker-compose.yaml: "),
 }

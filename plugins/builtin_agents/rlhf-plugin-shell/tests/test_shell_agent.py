@@ -158,6 +158,16 @@ REPORTS = {
     "both": ('echo 1 > "$LOGS_DIR/verifier/reward.txt"; echo 0 > "$LOGS_DIR/verifier/reward.json"', 0.0, {}),
     "no number": ('echo x > "$LOGS_DIR/verifier/reward.txt"', 0.0, {"shell/tests_unread": 1.0}),
     "not finite": ('echo nan > "$LOGS_DIR/verifier/reward.txt"', 0.0, {"shell/tests_unread": 1.0}),
+    "larger than a float": (
+        'printf \'{"reward": 1%0400d}\' 0 > "$LOGS_DIR/verifier/reward.json"',
+        0.0,
+        {"shell/tests_unread": 1.0},
+    ),
+    "a name of the agent's own": (
+        'echo \'{"reward": 1, "commands": 9, "tests_ended": 9}\' > "$LOGS_DIR/verifier/reward.json"',
+        1.0,
+        {"shell/commands": 0.0, "shell/tests_ended": 0.0},
+    ),
     "several without a reward": (
         'echo \'{"a": 1, "b": 1}\' > "$LOGS_DIR/verifier/reward.json"',
         0.0,

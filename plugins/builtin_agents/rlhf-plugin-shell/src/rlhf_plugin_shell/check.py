@@ -2,6 +2,7 @@
 
     python -m rlhf_plugin_shell.check DIRECTORY [--environment host]
     python -m rlhf_plugin_shell.check DIRECTORY --environment container [--sandbox podman] [--network]
+    python -m rlhf_plugin_shell.check DIRECTORY --sandbox e2b [--network]
 
 The exit code is 1 if a task fails this, or cannot be played here.
 """
@@ -14,11 +15,14 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from pydantic import ValidationError
+
 from rlhf_host import EpisodeFailed, UserError
 from rlhf_plugin_shell.agent import ShellAgent
 from rlhf_plugin_shell.directory import SOLVE, Place, in_one_line, instruction_in, solution_in, work_in
 from rlhf_plugin_shell.harbor import task_folders
 from rlhf_plugin_shell.outputs import told
+from rlhf_plugin_shell.sandboxed import CONTAINED
 from rlhf_plugin_shell.sandboxes import Ran, SandboxFailed
 from rlhf_plugin_shell.verdicts import Verdict
 
@@ -81,16 +85,19 @@ def main() -> None:
     about = argparse.ArgumentParser(prog="python -m rlhf_plugin_shell.check", description="Checks tasks in Harbor's format.")
     about.add_argument("directory")
     about.add_argument("--environment", choices=get_args(Place), default="plain")
-    about.add_argument("--sandbox", default="docker", help="for container: where tasks are played")
-    about.add_argument("--network", action="store_true", help="for container: tasks that ask for a network have one")
+    about.add_argument("--sandbox", help="where tasks are played; default: docker for container, else contained")
+    about.add_argument(
+        "--network", action="store_true", help="in a container or machine: tasks that ask for a network have one"
+    )
     given = about.parse_args()
     limits = {"tests_timeout_s": DEADLINE_S, "setup_timeout_s": DEADLINE_S}
-    if given.environment == "container":
-        options = ShellAgent.Options(sandbox=given.sandbox, sandbox_options={"network": given.network}, **limits)
-    else:
-        options = ShellAgent.Options(**limits)
+    sandbox = given.sandbox or ("docker" if given.environment == "container" else CONTAINED)
     try:
+        options = ShellAgent.Options(sandbox=sandbox, sandbox_options={"network": True} if given.network else {}, **limits)
         sys.exit(1 if asyncio.run(check(given.directory, given.environment, ShellAgent(options))) else 0)
+    except ValidationError as error:
+        print(f"error: {error.errors()[0]['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        sys.exit(2)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

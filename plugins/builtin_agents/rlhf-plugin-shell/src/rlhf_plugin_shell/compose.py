@@ -36,6 +36,10 @@ BUILD = ("context", "dockerfile", "args", "target")
 NETWORK, VOLUME = ("internal", "name", "driver"), ("name",)
 LOGS = re.compile(r"^\$\{?HOST_\w+\}?:")
 """Volumes of Harbor for logs: they are folders of the container here."""
+MOST_VALUES = 20_000
+"""Most values of a file, each as often as aliases name it."""
+DEEPEST = 32
+"""Most tables and lists within each other."""
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)(?::?-([^}$]*))?\}|([A-Za-z_]\w*)|)")
 
 
@@ -53,6 +57,7 @@ def read_compose(text: str, folder: Path, variables: Mapping[str, str]) -> dict[
         raise ValueError(f"{error}") from error
     if not isinstance(given, dict) or not isinstance(given.get("services"), dict):
         raise ValueError("it has no services")
+    _check_size(given)
     _check_keys(given, TOP, "")
     services = {str(name): _service(str(name), own or {}, folder, variables) for name, own in given["services"].items()}
     services.setdefault(MAIN, {})
@@ -103,7 +108,10 @@ def _service(name: str, given: Any, folder: Path, variables: Mapping[str, str]) 
         for key, value in given.items()
         if key not in (*DROPPED, "volumes")
     }
-    volumes = [_volume(name, each) for each in given.get("volumes") or [] if not LOGS.match(str(each))]
+    named = given.get("volumes") or []
+    if not isinstance(named, list):
+        raise ValueError(f"services.{name}.volumes is no list")
+    volumes = [_volume(name, each) for each in named if not LOGS.match(str(each))]
     if volumes:
         own["volumes"] = volumes
     if "build" in own:
@@ -139,7 +147,10 @@ def _build(service: str, given: Any, folder: Path) -> dict[str, Any]:
     arguments = own.get("args") or {}
     if isinstance(arguments, list):
         arguments = dict(str(each).partition("=")[::2] for each in arguments)
-    return {"context": context, "file": file, "args": arguments, "target": own.get("target")}
+    if not isinstance(arguments, dict):
+        raise ValueError(f"services.{service}.build.args is neither a table nor a list")
+    args = {str(key): "" if value is None else str(value) for key, value in arguments.items()}
+    return {"context": context, "file": file, "args": args, "target": str(own.get("target") or "")}
 
 
 def _parts(given: Mapping[str, Any], key: str, known: Sequence[str]) -> dict[str, Any]:
@@ -148,11 +159,25 @@ def _parts(given: Mapping[str, Any], key: str, known: Sequence[str]) -> dict[str
         raise ValueError(f"{key} is no table")
     made = {}
     for name, own in parts.items():
+        if not isinstance(own or {}, dict):
+            raise ValueError(f"{key}.{name} is no table")
         _check_keys(own or {}, known, f"{key}.{name}.")
         if (own or {}).get("driver", "bridge") != "bridge":
             raise Unsupported(f"{key}.{name}.driver {own['driver']}")
         made[str(name)] = {field: value for field, value in (own or {}).items() if field == "internal"}
     return made
+
+
+def _check_size(given: Any) -> None:
+    """Raises ``ValueError`` for more values than are read: aliases may be of others, and of themselves."""
+    values, left = 0, [(given, 0)]
+    while left:
+        each, depth = left.pop()
+        inner = [*each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []
+        values += len(inner)
+        if values > MOST_VALUES or depth > DEEPEST:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values, or {DEEPEST} tables and lists within each other")
+        left += [(value, depth + 1) for value in inner]
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:

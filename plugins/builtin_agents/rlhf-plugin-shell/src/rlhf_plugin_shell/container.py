@@ -32,26 +32,38 @@ EMPTIED = f"; rm -rf -- /tmp/..?* /tmp/.[!.]* /tmp/*; mkdir -m 0777 -- {EMPTY}"
 NO_FILE = re.compile("not find|not be found|no such file", re.IGNORECASE)
 CHECKED_S = 1.0
 """Seconds between two looks at the size of a container, while a command runs."""
-COMMAND = "; ".join(
-    (
-        "exec 2>&1 </dev/null",
-        "__rlhf_end() { local code=$?; trap - EXIT",
-        '[ -z "$__rlhf_state" ] || { printf \'cd -- %q\\n\' "$PWD"; export -p; declare -f; } > "$__rlhf_state" 2>&-',
-        "builtin kill -9 -1 2>&-",
-        "exit $code; }",
-        "builtin kill -9 -1 2>&-",
-        "printf '%s\\n' \"$1\"",
-        "__rlhf_command=$2; __rlhf_state=$4",
-        'cd -- "$3" 2>&- || { mkdir -p -- "$3" && cd -- "$3"; }',
-        'if [ -n "$__rlhf_state" ] && [ -r "$__rlhf_state" ]; then . "$__rlhf_state" >&- 2>&-; fi',
-        "__rlhf_state=$4",
-        "set --",
-        "trap __rlhf_end EXIT",
-        'eval "$__rlhf_command"',
+
+
+def command_script(begins: str, ends: str) -> str:
+    """Returns a script that runs ``$2`` in the folder ``$3`` in the state ``$4``; in one line, so that messages of ``bash`` count
+    the command's own lines.
+
+    Args:
+        begins: is run before the command.
+        ends: is run after it, and ends the processes that it left.
+    """
+    return "; ".join(
+        (
+            "exec 2>&1 </dev/null",
+            "__rlhf_end() { local code=$?; trap - EXIT",
+            '[ -z "$__rlhf_state" ] || { printf \'cd -- %q\\n\' "$PWD"; export -p; declare -f; } > "$__rlhf_state" 2>&-',
+            ends,
+            "exit $code; }",
+            begins,
+            "__rlhf_command=$2; __rlhf_state=$4",
+            'cd -- "$3" 2>&- || { mkdir -p -- "$3" && cd -- "$3"; }',
+            'if [ -n "$__rlhf_state" ] && [ -r "$__rlhf_state" ]; then . "$__rlhf_state" >&- 2>&-; fi',
+            "__rlhf_state=$4",
+            "set --",
+            "trap __rlhf_end EXIT",
+            'eval "$__rlhf_command"',
+        )
     )
-)
-"""Runs ``$2`` in the folder ``$3`` in the state ``$4``, after a line with ``$1``; in one line, so that messages of ``bash`` count
-the command's own lines. At its beginning and end all other processes are killed: the first one of a container cannot be."""
+
+
+COMMAND = command_script("builtin kill -9 -1 2>&-; printf '%s\\n' \"$1\"", "builtin kill -9 -1 2>&-")
+"""A command of a container, after a line with ``$1``. At its beginning and end all other processes are killed: the first one of a
+container cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,19 +246,36 @@ class Container:
                 return
 
 
-def archive(folder: str, files: Mapping[str, File], folders: Sequence[str] = (), writable: bool = False) -> bytes:
-    """Returns an archive with files at absolute paths below a folder."""
+def archive(
+    folder: str,
+    files: Mapping[str, File],
+    folders: Sequence[str] = (),
+    writable: bool = False,
+    owner: tuple[int, int] = (0, 0),
+) -> bytes:
+    """Returns an archive with files at absolute paths below a folder, or at relative ones if that is empty.
+
+    Args:
+        folders: are there, too.
+        writable: for all users.
+        owner: numbers of the user and the group.
+    """
     made = io.BytesIO()
     more = 0o022 if writable else 0
     seen: set[str] = set()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as packed:
+
+        def owned(path: str) -> tarfile.TarInfo:
+            entry = tarfile.TarInfo(path)
+            entry.uid, entry.gid = owner
+            return entry
 
         def add_folder(path: str) -> None:
             if path in seen or not path:
                 return
             add_folder(posixpath.dirname(path))
             seen.add(path)
-            entry = tarfile.TarInfo(path)
+            entry = owned(path)
             entry.type, entry.mode, entry.mtime = tarfile.DIRTYPE, 0o755 | more, int(time.time())
             packed.addfile(entry)
 
@@ -256,7 +285,7 @@ def archive(folder: str, files: Mapping[str, File], folders: Sequence[str] = (),
         for name, file in files.items():
             path = posixpath.join(folder, name).strip("/")
             add_folder(posixpath.dirname(path))
-            entry = tarfile.TarInfo(path)
+            entry = owned(path)
             entry.size, entry.mtime = len(file.content), int(time.time())
             entry.mode = (0o755 if file.runs else 0o644) | more
             packed.addfile(entry, io.BytesIO(file.content))

@@ -37,7 +37,7 @@ def verdict(ran: Ran, reports: dict[str, bytes | None], only_reported: bool) -> 
             continue
         try:
             return _read(name, content.decode())
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             return Verdict(0.0, problem=f"{name} cannot be read: {error}")
     if only_reported:
         return Verdict(0.0, problem=f"the tests wrote neither {' nor '.join(REPORTS)}")
