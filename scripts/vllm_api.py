@@ -95,6 +95,8 @@ CLASSES: dict[str, dict[str, str | tuple[str, ...]]] = {
 """File, or file and function or class → expression → its class in vLLM; several: any of them."""
 WITHOUT = {f"{ENGINE}.set_weight_version", f"{COMPLETION}.weight_versions", "vllm.outputs:WeightVersionSpan"}
 """What the host does without, where ``arguments.versions_by_token`` is False."""
+IN_8_BITS = ("vllm.model_executor.layers.quantization", "vllm.model_executor.kernels", "vllm.model_executor.utils")
+"""Beginnings of modules that only ``quantized.py`` uses, which is not imported where ``arguments.quantizes_online`` is False."""
 CORE, DRAFTS = "vllm.v1.engine.core:EngineCore", "vllm.config.speculative:SpeculativeConfig"
 
 
@@ -224,6 +226,11 @@ def _uses_in(top: ast.stmt, where: str, classes: dict[str, str | tuple[str, ...]
                     yield Use(f"{CORE}.{call.args[0].value}", where, call, arguments=1)
 
 
+def done_without(name: str) -> bool:
+    """Returns True for a name that the host asks for only where it is."""
+    return name in WITHOUT or name.startswith(IN_8_BITS) or name.endswith("EngineArgs.quantization_config")
+
+
 def problems(version: Version) -> list[str]:
     """Returns names of vLLM that this version lacks or takes in another way."""
     found = [problem for use in uses() if (problem := _problem(version, use))]
@@ -319,12 +326,12 @@ def main() -> None:
         if not there:
             print(f"{version.name} has no package vllm", file=sys.stderr)
             sys.exit(2)
-        needed = [name for name in found if name not in WITHOUT]
+        needed = [name for name in found if not done_without(name)]
         lacking |= bool(needed)
         count = len({use.path for use in uses()}) + len(_arguments())
         print(f"{version.name}: {count} names, lacks {len(needed)} and {len(found) - len(needed)} that the host does without")
         for name in found:
-            print(f"  {name}{' (done without)' if name in WITHOUT else ''}")
+            print(f"  {name}{' (done without)' if done_without(name) else ''}")
     sys.exit(int(lacking))
 
 

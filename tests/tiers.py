@@ -77,6 +77,7 @@ SLOW = {
         r"^(?!test_with_a_version)",
         "vLLM with experts, in processes of its own, and a run with it; one start at every change",
     ),
+    "tests/distributed/vllm/test_quantized.py": ("", "vLLM with weights in 8 bits, synced by every way and on two devices"),
     "tests/distributed/vllm/test_process.py": ("", "vLLM's core in a process of its own, as on GPUs"),
     "tests/training/test_lora.py": (
         "zero_trains|vllm_samples|on_ray|never_stopped",

@@ -102,6 +102,8 @@ class ServedModel:
     device: DeviceKind
     device_bytes: float | None
     """Memory of a device; None: unknown."""
+    linear: int = 0
+    """The numbers of linear layers in blocks, which an engine may keep in fewer bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

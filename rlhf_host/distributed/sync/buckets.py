@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_host.distributed.sync.bits import BITS, bits_of, note_bits
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Bucket, Buckets, Weights
 
@@ -117,8 +118,11 @@ def gathered(
         nonlocal sent
         for bucket in renamed(buckets, rename):
             sent += sum(tensor.numel() * wire.type_of(name, tensor.dtype).itemsize for name, tensor in bucket)
+            if bits is not None:
+                bits.update((name, bits_of(tensor.to(wire.type_of(name, tensor.dtype)))) for name, tensor in bucket)
             yield bucket
 
+    bits: dict[str, int] | None = None if weights.rank or BITS not in weights.state else {}
     buckets = weights.buckets(bucket_bytes, everywhere)
     try:
         yield counted()
@@ -126,6 +130,7 @@ def gathered(
         for _ in buckets:
             pass
     note_sent(weights, sent, time.perf_counter() - started)
+    note_bits(weights.state, bits)
 
 
 def note_sent(weights: Weights, size: int, seconds: float) -> None:

@@ -8,10 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+from rlhf_host.distributed.sync.bits import compare_bits
 from rlhf_host.errors import LostError, PluginError, RunError, UserError, a
 from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 
 TRAINER = "trainer"
+BITS = "rlhf_host.distributed.sync.bits"
 TAKE_SENT = "rlhf_host.distributed.sync.buckets:take_sent"
 GRACE_S = 3.0
 """Seconds that the other ends may take to fail too, once one has failed, so that the culprit can be found."""
@@ -85,7 +87,17 @@ class RemoteSync:
                     f"engine {target.name} samples from the trainer's own weights: nothing is to be sent; use --sync in_process"
                 )
         try:
+            kept = await self._kept_bits(behind, version)
+            checked = [target for target in behind if None not in kept[target.name]]
+            if checked:
+                await self.together(f"version {version}", {TRAINER: source.run(f"{BITS}:keep_bits")})
             await self.transfer(source, behind, version)
+            if checked:
+                sent = (await source.run(f"{BITS}:kept_bits"))[0]
+                kept = await self._kept_bits(checked, version)
+                for target in checked:
+                    for came in kept[target.name]:
+                        compare_bits(sent, came, target.name, version)
         except BaseException:
             await self.release()
             raise
@@ -100,6 +112,10 @@ class RemoteSync:
     async def close(self) -> None:
         await self.release()
         self.targets = []
+
+    async def _kept_bits(self, targets: Sequence[SyncTarget], version: int) -> dict[str, list[dict[str, int] | None]]:
+        """Returns what each process of each engine received in its last sync, as ``bits`` has it; None: it keeps nothing of it."""
+        return await self.together(f"version {version}", {target.name: ask(target, f"{BITS}:kept_bits") for target in targets})
 
     def _holds(self, target: SyncTarget, version: int) -> bool:
         engine, held = self._held.get(target.name, (None, -1))

@@ -45,11 +45,18 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("logits_processors", "watermark_config"), _DISTRIBUTION),
     "override_generation_config": "every request brings its own settings (--rollout.temperature and others)",
     "enable_return_routed_experts": "this is --engine.routed-experts",
+    **dict.fromkeys(("quantization", "quantization_config"), "this is --engine.quantization"),
     "worker_cls": "weights come through vLLM's own worker",
     "enable_eplb": "vLLM would move experts between devices, and a sync would not find them",
     "weight_transfer_config": "weights come by --sync",
 }
 """Argument → why the engine refuses it."""
+
+QUANTIZATIONS = {
+    "fp8": "fp8_per_channel_static",
+    "int8": "int8_per_channel_static",
+}
+"""``Vllm.Options.quantization`` → vLLM's name for how weights of linear layers are rounded, online."""
 
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 WITHOUT_DRAFT_WEIGHTS = ("ngram", "ngram_gpu", "suffix")
@@ -81,6 +88,11 @@ def unknown_argument(extra: Mapping[str, Any]) -> str | None:
     fields = [ast.unparse(node.target) for owner in classes for node in owner.body if isinstance(node, ast.AnnAssign)]
     name = next((name for name in extra if name not in fields), None)
     return name and f"extra.{name}: vLLM's EngineArgs has no such argument{near_matches(name, fields)}"
+
+
+def quantizes_online() -> bool:
+    """Returns True if vLLM can quantize linear layers anew whenever weights come, as that of 0.32; True without vLLM."""
+    return all(f'"{name}"' in (_source("config/quantization.py") or f'"{name}"') for name in QUANTIZATIONS.values())
 
 
 @functools.cache

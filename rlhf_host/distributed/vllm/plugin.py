@@ -8,8 +8,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from rlhf_host.distributed.vllm.arguments import has_draft_model, refusals, refused_on_cpus, unknown_argument, versions_by_token
+from rlhf_host.distributed.vllm.arguments import (
+    has_draft_model,
+    quantizes_online,
+    refusals,
+    refused_on_cpus,
+    unknown_argument,
+    versions_by_token,
+)
 from rlhf_host.errors import UserError
+from rlhf_host.plugins.recommended import recommended
 from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart, ServedModel, ServingMemory
 
 log = logging.getLogger(__name__)
@@ -45,7 +53,11 @@ class Vllm:
         )
         max_num_seqs: PositiveInt = Field(256, description="completions decoded together")
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-            "auto", description="auto: float32 on a CPU, else the model's type, or bfloat16 if that is float32"
+            "auto",
+            description="auto: float32 on a CPU, else the model's type, or bfloat16 if that is float32; with quantization 16 bits",
+        )
+        quantization: Literal["fp8", "int8"] | None = Field(
+            None, description="keep weights of linear layers in 8 bits, quantized anew at every sync"
         )
         enforce_eager: bool | None = Field(None, description="no compilation, no CUDA graphs; default: on a CPU")
         enable_prefix_caching: bool = Field(True, description="compute a prompt shared by several requests once")
@@ -66,6 +78,8 @@ class Vllm:
         @model_validator(mode="after")
         def _together(self) -> Vllm.Options:
             several = self.tensor_parallel_size * self.pipeline_parallel_size > 1
+            if self.quantization and self.dtype == "float32":
+                raise ValueError("quantization: activations are in 16 bits then, so leave dtype out")
             if self.multiprocess is False and several:
                 raise ValueError("several devices need multiprocess: true")
             for problem in refusals(self.extra, own_process=self.multiprocess or several):
@@ -96,6 +110,8 @@ class Vllm:
         problem = refused_on_cpus(self.options) if on_cpu else None
         if problem := problem or unknown_argument(extra):
             raise UserError(f"engine vllm: {problem}")
+        if self.options.quantization:
+            self._check_quantization(start)
         if on_cpu and self.options.sleep:
             log.warning("engine vllm: engine.sleep has no effect on a CPU")
         if has_draft_model(extra):
@@ -108,6 +124,22 @@ class Vllm:
                 f"engine vllm takes adapters up to rank {RANKS[-1]}, not {start.adapter_rank}: leave --sync.adapter out"
             )
 
+    def _check_quantization(self, start: RuntimeStart) -> None:
+        if not quantizes_online():
+            raise UserError("engine vllm: engine.quantization needs vLLM 0.32: leave it out")
+        if start.adapter_rank:
+            raise UserError("engine vllm: no proof tells that weights in 8 bits have their adapter: leave --sync.adapter out")
+        if not start.total_updates:
+            return
+        fewer = f"engine vllm: tokens are sampled from weights in 8 bits ({self.options.quantization}), and others are trained"
+        if corrections := start.hooks.names("importance_weights"):
+            log.info("%s: %s corrects for that, and mismatch/mean says how far they differ", fewer, ", ".join(corrections))
+        elif start.train.old_logprobs == "sampler":
+            log.info("%s: ratios are against the sampler, and mismatch/mean says how far they differ", fewer)
+        else:
+            text = "%s: mismatch/mean says how far they differ, and nothing corrects for that (--with %s does)"
+            log.warning(text, fewer, recommended("extension", "mismatch"))
+
     savers = (
         {"sleep": True},
         *({"gpu_memory_utilization": share} for share in (0.8, 0.65, 0.5, 0.35)),
@@ -116,8 +148,9 @@ class Vllm:
 
     def memory(self, model: ServedModel) -> ServingMemory:
         options, on_cpu = self.options, model.device == "cpu"
-        width = {"auto": 4 if on_cpu else 2, "float32": 4}.get(options.dtype, 2)
-        weights = width * model.numbers / self.traits.devices
+        width = {"auto": 4 if on_cpu and not options.quantization else 2, "float32": 4}.get(options.dtype, 2)
+        quantized = model.linear if options.quantization else 0
+        weights = (width * (model.numbers - quantized) + quantized) / self.traits.devices
         asked = min(options.max_num_seqs, model.rows) * model.tokens * width * model.cached / self.traits.devices
         cache: float | None = options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None)
         if cache is None and model.device_bytes is not None:  # whatever is left of its share

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_host import errors
-from rlhf_host.distributed.vllm.arguments import has_draft_model, refused_on_cpus, versions_by_token
+from rlhf_host.distributed.vllm.arguments import QUANTIZATIONS, has_draft_model, refused_on_cpus, versions_by_token
 from rlhf_host.distributed.vllm.plugin import CPU_CACHE_BYTES, MOST_TOLD, RANKS, TIES, Vllm
 from rlhf_host.distributed.vllm.process import own_process
 from rlhf_host.engines.requests import end_tokens
@@ -53,7 +53,10 @@ def start_vllm(
                 llm: Any = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=multiprocess)
         except Exception as error:
             raise UserError(f"engine vllm cannot serve {path}: {first_line(error)}") from error
-    if problem := _attention_problem(llm.vllm_config.model_config, on_cpu):
+    problem = _attention_problem(llm.vllm_config.model_config, on_cpu)
+    if options.quantization and not llm.collective_rpc("quantized_layers")[0]:
+        problem = problem or f"none of its layers can be kept in {options.quantization}: leave engine.quantization out"
+    if problem:
         llm.engine_core.shutdown()
         raise UserError(f"engine vllm cannot serve {path}: {problem}")
     if quiet:
@@ -83,7 +86,7 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
         "load_format": "dummy" if version <= NO_WEIGHTS else "auto",
         "kv_cache_memory_bytes": options.kv_cache_bytes or (CPU_CACHE_BYTES if on_cpu else None),
         "max_model_len": options.max_model_len or -1,
-        "dtype": "float32" if options.dtype == "auto" and on_cpu else options.dtype,
+        "dtype": ("bfloat16" if options.quantization else "float32") if options.dtype == "auto" and on_cpu else options.dtype,
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
         "enable_sleep_mode": options.sleep and not on_cpu,
         # After temperature, top-k, top-p and min-p: the distribution the token was drawn from.
@@ -92,6 +95,8 @@ def _arguments(options: Vllm.Options, version: int, on_cpu: bool) -> dict[str, A
         "worker_extension_cls": "rlhf_host.distributed.vllm.worker.WeightLoading",
         "generation_config": "vllm",
     }
+    if options.quantization:
+        own |= {"quantization": "online", "quantization_config": {"linear": QUANTIZATIONS[options.quantization]}}
     if options.routed_experts:  # vLLM's first model runner does not tell them
         own["enable_return_routed_experts"] = True
         os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")

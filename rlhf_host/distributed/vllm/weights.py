@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from rlhf_host.distributed.sync.bits import BITS, note_bits
 from rlhf_host.distributed.vllm.startup import first_line
 from rlhf_host.errors import RunError
 from rlhf_host.models.adapter_files import CONFIG, WEIGHTS
@@ -24,8 +25,9 @@ class WholeWeights:
 
     adapter: Any = None
 
-    def load(self, llm: Any, buckets: Buckets) -> None:
-        llm.collective_rpc("replace_weights", args=(buckets,))
+    def load(self, llm: Any, buckets: Buckets) -> dict[str, int] | None:
+        came: dict[str, int] | None = llm.collective_rpc("replace_weights", args=(buckets,))[0]
+        return came
 
 
 class AdapterWeights:
@@ -70,7 +72,7 @@ class WeightLoader:
     def __init__(self, engine: Any, device: torch.device):
         self.engine, self.rank, self.size = "vllm", 0, 1
         self.device = device
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, Any] = {BITS: {}} if engine.options.quantization else {}
         self._engine = engine
 
     @property
@@ -83,7 +85,8 @@ class WeightLoader:
 
     def load(self, buckets: Buckets, version: int) -> None:
         engine = self._engine
-        engine._submit(lambda: engine._load(lambda: engine._weights.load(engine.llm, buckets), version)).result()
+        work = lambda: note_bits(self.state, engine._weights.load(engine.llm, buckets))  # noqa: E731
+        engine._submit(lambda: engine._load(work, version)).result()
 
 
 def check_complete(expected: set[str], names: set[str]) -> None:

@@ -15,10 +15,15 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
+from rlhf_host.distributed.sync.bits import BITS, bits_of
+from rlhf_host.distributed.vllm.arguments import quantizes_online
 from rlhf_host.distributed.vllm.process import EndsWithHost
 from rlhf_host.distributed.vllm.weights import check_complete, parameter_names
 from rlhf_host.distributed.vllm.worker_runs import WorkerRuns
 from rlhf_host.protocols import Bucket, Buckets
+
+if quantizes_online():  # before layers are made, because vLLM gets a way of rounding to int8 from it
+    from rlhf_host.distributed.vllm.quantized import ReadBack
 
 
 class WeightLoading(EndsWithHost):
@@ -42,7 +47,20 @@ class WeightLoading(EndsWithHost):
     @functools.cached_property
     def weight_runs(self) -> WorkerRuns:
         size = self.vllm_config.parallel_config.world_size
-        return WorkerRuns("vllm", self.rank, size, torch.device(self.device), self.replace_weights, self.weight_types)
+        runs = WorkerRuns("vllm", self.rank, size, torch.device(self.device), self.replace_weights, self.weight_types)
+        if self.read_back:
+            runs.state[BITS] = {}
+        return runs
+
+    @functools.cached_property
+    def read_back(self) -> ReadBack | None:
+        """The proof of quantized weights; None for others."""
+        return ReadBack(self.model_runner.get_model()) if self.vllm_config.model_config.quantization == "online" else None
+
+    def quantized_layers(self) -> dict[str, int]:
+        """Returns the layers of this process whose weights are quantized, with their numbers of weights."""
+        layers = self.read_back.layers if self.read_back else {}
+        return {name: layer.input_size_per_partition * layer.output_size_per_partition for name, layer in layers.items()}
 
     @functools.cached_property
     def names_of_weights(self) -> set[str]:
@@ -63,23 +81,27 @@ class WeightLoading(EndsWithHost):
             others.update(f"{parent}.{part}." for part in fused.get(layer, [layer]))
         return str(settings.dtype).removeprefix("torch."), tuple(sorted(others))
 
-    def replace_weights(self, buckets: Buckets) -> None:
-        """Replaces all weights. The tensors of a bucket may change once the next is asked for.
+    def replace_weights(self, buckets: Buckets) -> dict[str, int] | None:
+        """Replaces all weights. The tensors of a bucket may change once the next is asked for. Returns what ``sent_bits``
+        compares, if log-probabilities cannot tell that all came right.
 
         The model's own ``load_weights`` is not enough: on a CPU weights are packed for oneDNN after the first load, and packed
         weights cannot be written to. vLLM's layer-wise reload unpacks, loads and packs again; a layer is rebuilt once all its
         parts have arrived. After an incomplete load the weights are unusable, but the next load starts clean.
 
         Raises:
-            RunError: some weights did not come.
+            RunError: some weights did not come, or layers do not have them.
         """
-        model, names = self.model_runner.get_model(), set[str]()
+        model, names, read_back = self.model_runner.get_model(), set[str](), self.read_back
+        came = dict[str, int]()
         in_config: Callable[[], Any] = functools.partial(set_current_vllm_config, self.vllm_config)
         _synchronize()
         _begin(model)
         try:
             for bucket in buckets:
                 names.update(name for name, _ in bucket)
+                if read_back:
+                    came.update((name, bits_of(tensor)) for name, tensor in bucket)
                 with in_config():
                     model.load_weights(iter(bucket))
                 _own_what_waits(model, bucket)
@@ -91,6 +113,11 @@ class WeightLoading(EndsWithHost):
             self.model_runner.reset_mm_cache()
             _synchronize()
         check_complete(self.names_of_weights, names)
+        if read_back is None:
+            return None
+        with in_config():
+            read_back.check()
+        return came
 
 
 def _synchronize() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rlhf_host.distributed.sync.bits import note_bits
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.errors import RunError, first_line, in_one_line
 from rlhf_host.protocols import Buckets
@@ -29,14 +30,14 @@ class WorkerRuns:
     """The calls of one process, by their numbers. Its methods return at once.
 
     Args:
-        replace: replaces all of the process's weights; raises if some are missing.
+        replace: replaces all of the process's weights and returns what ``note_bits`` keeps; raises if some are missing.
     """
 
     engine: str
     rank: int
     size: int
     device: torch.device
-    replace: Callable[[Buckets], None]
+    replace: Callable[[Buckets], dict[str, int] | None]
     weight_types: Callable[[], tuple[str, tuple[str, ...]] | None] = lambda: None
     """Returns ``WeightTypes.weight_types``."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class _Run:
     def load(self, buckets: Buckets, version: int) -> None:
         self._wait_in(("asks", version))
         try:
-            self._home.replace(buckets)
+            note_bits(self.state, self._home.replace(buckets))
         except Exception as error:
             # Raised at once: the engine's other processes may wait for what this one was to say.
             self.now = ("failed", first_line(error))

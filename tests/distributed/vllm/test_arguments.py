@@ -26,6 +26,7 @@ from rlhf_host.distributed.vllm.arguments import (
 from rlhf_host.distributed.vllm.plugin import Vllm
 from rlhf_host.distributed.vllm.requests import generation_of
 from rlhf_host.errors import RunError, UserError
+from rlhf_host.protocols import ServedModel
 from rlhf_host.records.episodes import Sampling
 from rlhf_host.records.token_sets import unpack_tokens
 
@@ -55,6 +56,10 @@ TESTED = {
     "seeds": [
         "test_vllm.py::test_a_completion_depends_on_its_key_not_on_what_else_runs",
         "test_vllm.py::test_without_seeds_a_key_decides_nothing",
+    ],
+    "quantization": [
+        "test_quantized.py::test_after_every_sync_it_samples_as_an_engine_that_loaded_the_saved_weights",
+        "test_quantized.py::test_a_layer_that_keeps_weights_of_one_step_before_is_noticed",
     ],
     "kv_cache_dtype": ["test_start.py::test_with_a_cache_of_fewer_bits_its_log_probabilities_are_not_said_to_be_exact"],
     "async_scheduling": ["test_arguments.py::test_a_core_in_its_own_process_may_be_told_how_to_schedule"],
@@ -249,6 +254,72 @@ def test_weights_that_no_sync_brings_must_be_kept_in_sleep(extra, adapter_rank, 
 )
 def test_log_probabilities_are_exact_only_where_nothing_has_fewer_bits(dtype, quantization, cache, exact):
     assert is_exact(dtype, quantization, cache) is exact
+
+
+def test_weights_in_8_bits_are_a_named_value_and_not_an_argument_of_vllm():
+    with pytest.raises(ValidationError, match="'fp8' or 'int8'"):
+        Vllm.Options(quantization="int4")
+    with pytest.raises(ValidationError, match="quantization: activations are in 16 bits then, so leave dtype out"):
+        Vllm.Options(quantization="int8", dtype="float32")
+    for on_cpu, asked, dtype in ((True, "auto", "bfloat16"), (True, "float16", "float16"), (False, "auto", "auto")):
+        arguments = startup._arguments(Vllm.Options(quantization="fp8", dtype=asked), version=-1, on_cpu=on_cpu)
+        assert (arguments["quantization"], arguments["dtype"]) == ("online", dtype)
+        assert arguments["quantization_config"] == {"linear": "fp8_per_channel_static"}
+    assert startup._arguments(Vllm.Options(), version=-1, on_cpu=True)["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("corrections", "old_logprobs", "level", "said"),
+    [
+        ((), "recompute", "WARNING", r"nothing corrects for that \(--with \w+ does\)"),
+        (("tis",), "recompute", "INFO", "tis corrects for that, and mismatch/mean says how far they differ"),
+        ((), "sampler", "INFO", "ratios are against the sampler"),
+    ],
+)
+def test_the_start_says_that_other_weights_sample_than_are_trained(caplog, corrections, old_logprobs, level, said):
+    caplog.set_level("INFO")
+    start = SimpleNamespace(
+        adapter_rank=0,
+        total_updates=1,
+        hooks=SimpleNamespace(names=lambda hook: corrections),
+        train=SimpleNamespace(old_logprobs=old_logprobs),
+    )
+    Vllm(Vllm.Options(quantization="int8")).check(start, {"actor": "cpu"})
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert re.search(said, record.getMessage())
+    assert "weights in 8 bits (int8)" in record.getMessage()
+    caplog.clear()
+    Vllm(Vllm.Options(quantization="int8")).check(SimpleNamespace(adapter_rank=0, total_updates=0), {"actor": "cpu"})
+    assert not caplog.records
+
+
+def test_an_adapter_beside_weights_in_8_bits_is_refused():
+    with pytest.raises(UserError, match=r"no proof tells that weights in 8 bits have their adapter: leave --sync\.adapter out"):
+        Vllm(Vllm.Options(quantization="int8")).check(SimpleNamespace(adapter_rank=8, total_updates=1), {"actor": "cpu"})
+
+
+def test_a_vllm_that_cannot_quantize_anew_is_refused(monkeypatch):
+    monkeypatch.setattr("rlhf_host.distributed.vllm.arguments._source", lambda name: "_ONLINE_SHORTHANDS = {}")
+    with pytest.raises(UserError, match=r"engine vllm: engine\.quantization needs vLLM 0\.32: leave it out"):
+        Vllm(Vllm.Options(quantization="fp8")).check(SimpleNamespace(adapter_rank=0, total_updates=0), {"actor": "cpu"})
+
+
+@pytest.mark.parametrize(("device", "width"), [("cpu", 4), ("cuda", 2)])
+def test_linear_layers_in_8_bits_take_a_byte_for_each_weight(device, width):
+    model = ServedModel(
+        numbers=1000,
+        cached=8,
+        rows=4,
+        tokens=16,
+        in_place=False,
+        rounded=False,
+        device=device,
+        device_bytes=None,
+        linear=700,
+    )
+    assert Vllm(Vllm.Options()).memory(model).weights == 1000 * width
+    assert Vllm(Vllm.Options(quantization="int8")).memory(model).weights == 300 * 2 + 700
 
 
 def test_starting_makes_no_context_on_any_gpu(monkeypatch):

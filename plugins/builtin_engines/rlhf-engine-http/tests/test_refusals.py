@@ -140,6 +140,12 @@ def test_a_precision_that_is_not_exact(tiny, rig):
         assert not rig(server).engine.exact
 
 
+def test_weights_that_a_server_quantizes_are_named_at_the_start(tiny, rig, caplog):
+    with Sglang(tiny, facts={"quantization": "fp8"}) as server:
+        assert not rig(server).engine.exact
+        assert f"engine http: {server.url} samples from weights that it quantizes (fp8), and others are trained" in caplog.text
+
+
 def test_a_run_is_refused_before_it_begins(tiny, learner, tmp_path, nobody):
     with pytest.raises(UserError, match=f"cannot use {nobody}"):
         rlhf_host.train(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import nn
 from transformers import AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -254,6 +255,7 @@ class Planner:
                 rounded=_in_16_bits(start, device) and need.trainable and start.backend.build().traits.masters,
                 device=device,
                 device_bytes=self.device_bytes,
+                linear=model.linear,
             )
         )
 
@@ -379,6 +381,8 @@ class CountedModel:
     """It supports gradient checkpointing."""
     recomputed_alone: int
     """Number of layers that can be recomputed one by one."""
+    linear: int
+    """Numbers of linear layers in blocks."""
 
     @classmethod
     def of(cls, role: Any, model: Any) -> CountedModel:
@@ -398,6 +402,12 @@ class CountedModel:
             type(model).__name__,
             model.supports_gradient_checkpointing,
             sum(isinstance(layer, GradientCheckpointingLayer) for layer in blocks_of(model).values()),
+            sum(
+                part.in_features * part.out_features
+                for block in blocks_of(model).values()
+                for part in block.modules()
+                if isinstance(part, nn.Linear)
+            ),
         )
 
     def counted(self, processes: int, device: DeviceKind, *, rounded: bool) -> TrainedModel:

@@ -37,6 +37,8 @@ class Facts:
     """True if it computes in 32 bits."""
     transfer: str | None = None
     """What vLLM calls the backend for weight transfer that it was started with."""
+    quantization: str | None = None
+    """How it says that its weights are quantized; None: they are not."""
 
 
 class Dialect(Protocol):
@@ -141,8 +143,9 @@ class Vllm:
                 raise UserError(f"it does not draw from the model's own distribution (leave --{name} out)")
         if answer["vllm_config"].get("speculative_config"):
             raise UserError("it speculates, and no sync reaches its draft model (leave --speculative-config out)")
-        full = model["dtype"] == "torch.float32" and model["quantization"] is None and cache["cache_dtype"] == "auto"
-        return Facts(str(model["model"]), int(model["max_model_len"]), full, transfer)
+        quantization = model["quantization"]
+        full = model["dtype"] == "torch.float32" and quantization is None and cache["cache_dtype"] == "auto"
+        return Facts(str(model["model"]), int(model["max_model_len"]), full, transfer, quantization)
 
     def body(self, request: Request, most: int, ends: Sequence[int], *, seeded: bool, top: int = 0) -> dict[str, Any]:
         sampling = request.sampling
@@ -261,8 +264,9 @@ class Sglang:
         if not length:
             raise UserError("it does not say how long its rows may be (--context-length)")
         cached = server.get("kv_cache_dtype", "auto")
-        full = server.get("dtype") == "float32" and not server.get("quantization") and cached in ("auto", "float32")
-        return Facts(str(model["model_path"]), int(length), full)
+        quantization = server.get("quantization") or None
+        full = server.get("dtype") == "float32" and not quantization and cached in ("auto", "float32")
+        return Facts(str(model["model_path"]), int(length), full, quantization=quantization)
 
     def body(self, request: Request, most: int, ends: Sequence[int], *, seeded: bool, top: int = 0) -> dict[str, Any]:
         sampling = request.sampling

@@ -287,7 +287,7 @@ class Fleet:
         await self._tell()
 
     def _check_suits(self, server: Server) -> None:
-        """Raises ``UserError`` for a server that cannot stand beside those of the start."""
+        """Raises ``UserError`` for a server that cannot stand beside those of the start; names one that quantizes."""
         if server.facts.context_length < self.context_length:
             raise UserError(f"its rows have {server.facts.context_length} tokens at most, and the run's {self.context_length}")
         if self.exact and not server.facts.exact:
@@ -296,6 +296,13 @@ class Fleet:
             raise UserError(
                 f"it is a server of {server.dialect.name}, and those of {self._kind} draw other tokens from the same seed"
                 " (--engine.seeds false)"
+            )
+        if server.facts.quantization:
+            log.warning(
+                "engine http: %s samples from weights that it quantizes (%s), and others are trained: mismatch/mean says how"
+                " far they differ, and no proof here tells rounding from weights that it did not load",
+                server.url,
+                server.facts.quantization,
             )
 
     def _under(self) -> str:

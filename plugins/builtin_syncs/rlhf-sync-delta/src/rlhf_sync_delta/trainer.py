@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_host import RunError, UserError
-from rlhf_host.distributed import Wire, note_sent
+from rlhf_host.distributed import Wire, bits_of, kept_bits, note_bits, note_sent
 from rlhf_host.protocols import Buckets, Weights
 from rlhf_sync_delta.files import (
     DELTA,
@@ -81,6 +81,8 @@ def write(
             ) from error
         weights.state[LAST] = state
         note_sent(weights, size, time.perf_counter() - started)
+        if kept_bits(weights) is not None:
+            note_bits(weights.state, {name: bits_of(tensor) for name, tensor in state.tensors.items()})
     finally:
         for _ in buckets:  # gathering is collective
             pass
