@@ -5,6 +5,7 @@ by the real command line.
     python benchmarks/preferences.py                        # ten algorithms, three seeds each: an hour
     python benchmarks/preferences.py --only rloo --only remax --only otb
     python benchmarks/preferences.py --only cpo --seeds 0
+    python benchmarks/preferences.py --only xpo --out runs/ray --runtime ray --ray.num-cpus 2    # other flags go to rlhf train
 
 Made rows are sums of the training split: the right answer, and that of somebody who forgets to carry, or adds one too much.
 Prints pass@1 over 1,500 held-out sums before and after, and leaves with 1 unless every run ends above its start.
@@ -80,8 +81,8 @@ def accuracy(model: str) -> float:
     return float(json.loads(rlhf("eval", *asked))["eval/pass@1"])
 
 
-def train(name: str, seed: int, steps: int, out: Path) -> dict[str, Any]:
-    """Returns pass@1 before and after one run, and its seconds per step."""
+def train(name: str, seed: int, steps: int, out: Path, flags: list[str]) -> dict[str, Any]:
+    """Returns pass@1 before and after one run with these further flags, and its seconds per step."""
     run, start = out / f"{name.replace(':', '-')}-{steps}-{seed}", find_model("quickstart").path
     offline = name in MADE
     if not (run / "model").is_dir():
@@ -91,7 +92,7 @@ def train(name: str, seed: int, steps: int, out: Path) -> dict[str, Any]:
             file.write_text("".join(json.dumps(row) + "\n" for row in MADE[name]()))
             data = ("--data", str(file))
         common = ("--model", start, "--steps", str(steps), "--seed", str(seed), "--run-dir", str(run))
-        rlhf("train", *SETTINGS[name], *data, *common, *QUIET)
+        rlhf("train", *SETTINGS[name], *data, *common, *QUIET, *flags)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = [line["eval/pass@1"] for line in lines if "eval/pass@1" in line]
     before, after = (accuracy(start), accuracy(str(run / "model"))) if offline else (measured[0], measured[-1])
@@ -105,12 +106,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--only", action="append", choices=list(SETTINGS), help="repeatable")
     parser.add_argument("--out", type=Path, default=Path("runs/preferences"))
-    options = parser.parse_args()
+    options, flags = parser.parse_known_args()
     options.out.mkdir(parents=True, exist_ok=True)
     good = True
     print("| algorithm | pass@1 before | median after | min | s/step |\n|---|---|---|---|---|")
     for name in options.only or SETTINGS:
-        results = [train(name, seed, options.steps, options.out) for seed in options.seeds]
+        results = [train(name, seed, options.steps, options.out, flags) for seed in options.seeds]
         after, before = [result["after"] for result in results], results[0]["before"]
         good &= min(after) > before
         pace = statistics.median(result["pace"] for result in results)

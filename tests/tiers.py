@@ -44,6 +44,14 @@ SLOW = {
         "",
         "runs on Ray that resume, or that end early; test_whole_stack trains there at every change",
     ),
+    "tests/distributed/ray/test_frozen_roles.py": (
+        "",
+        "frozen models and mixtures on Ray: placed apart, killed, resumed, split and with vLLM; placement at every change",
+    ),
+    "plugins/builtin_algos/rlhf-plugin-online-dpo/tests/test_on_ray.py": (
+        "",
+        "algorithms with a second model that answers, on Ray",
+    ),
     "tests/distributed/ray/test_whole_stack.py": (
         r"\[2\]",
         "two ranks and an engine over two devices; one of each at every change",

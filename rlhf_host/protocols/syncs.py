@@ -79,6 +79,8 @@ class SyncTarget:
     engine: SyncEnd
     in_place: bool = False
     """True if it samples from the trainer's own parameters, so no weights have to be sent."""
+    mixed: bool = False
+    """True if it samples from a mixture of these weights with others, so that its log-probabilities are not the trainer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

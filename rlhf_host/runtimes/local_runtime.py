@@ -100,9 +100,8 @@ class LocalRuntime:
         self.exact = roles.exact
         if start.engine is not None:
             self._start_engine(start.engine.build(), start, roles)
-            for need in start.needs.roles:
-                if need.generates:
-                    self.engines[need.name] = self._start_frozen(start.engine.build(), need, start, roles)
+            frozen = (need for need in start.needs.roles if need.generates)
+            self.engines = {need.name: self._start_frozen(start.engine.build(), need, start, roles) for need in frozen}
 
     def _start_frozen(self, engine: EnginePlugin, need: RoleNeed, start: RuntimeStart, roles: Roles) -> Engine:
         """Starts an engine for a role whose weights do not change."""

@@ -88,7 +88,7 @@ class Bring:
             return await work
 
     async def _prove(self, targets: Sequence[SyncTarget], version: int) -> None:
-        due = [target for target in targets if self._is_due(target, version)]
+        due = [target for target in targets if not target.mixed and self._is_due(target, version)]
         first = [target for target in due if not self._is_late(target)]
         if first:  # together: on shared devices each comparison makes engines and trainer change places
             await self._compare(first, version)

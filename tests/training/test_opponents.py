@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import rlhf_host
 from rlhf_host import Needs, RoleNeed, UserError, hookimpl
+from rlhf_host.runtimes.local import Local
 
 
 class Game:
@@ -87,10 +88,11 @@ def test_a_role_that_nobody_declared_fails_the_episode_and_says_how_to(tmp_path)
         rlhf_host.train(algo="rloo", agent=game, data=[{"prompt": "12+34="}], **settings(tmp_path))
 
 
-def test_ray_refuses_a_role_that_generates_before_anything_starts(tmp_path):
-    pytest.importorskip("ray")
-    with pytest.raises(UserError, match="the role opponent generates, and runtime ray has engines for the actor only"):
-        rlhf_host.train(algo="rloo", agent=Game(), data=[{"prompt": "12+34="}], **settings(tmp_path, runtime="ray"))
+def test_a_runtime_without_such_engines_refuses_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(Local, "traits", replace(Local.traits, generates=False))
+    with pytest.raises(UserError, match="the role opponent generates, and runtime local has engines for the actor only"):
+        rlhf_host.train(algo="rloo", agent=Game(), data=[{"prompt": "12+34="}], **settings(tmp_path))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("odd", [{"trainable": True}, {"head": "scalar"}, {"name": "actor"}])

@@ -24,7 +24,6 @@ from rlhf_host.records.tensors import Metric
 if TYPE_CHECKING:
     from rlhf_host.distributed.ray.batch_shards import Shard
     from rlhf_host.models.flops import ModelFlops
-    from rlhf_host.plugins.specs import PluginSpec
 
 Answer = tuple[int, Generation | Exception]
 """A request's number and its result."""
@@ -178,45 +177,21 @@ class WorkerActor:
         return result, self.roles.worker.compute_s - before
 
     @_plainly
-    def adjust(self, role: str, lr: float) -> None:
-        self.roles.worker.adjust(role, lr=lr)
+    def of_worker(self, method: str, arguments: Mapping[str, Any]) -> tuple[Any, float]:
+        """Returns the result of a method of ``Worker`` that takes no batch, and the seconds that it computed."""
+        return self._timed(method, **arguments)
 
     @_plainly
-    def follow(self, role: str) -> float:
-        """Moves a role's weights; returns the seconds it took."""
-        return self._timed("follow", role)[1]
-
-    @_plainly
-    def update(self, shard: Shard, more: Shard, whole: Any, sampled_now: bool) -> tuple[Any, float]:
-        """Does this rank's part of one optimizer batch; returns its ``Update`` and the seconds it took."""
+    def on_batch(self, method: str, shard: Shard, more: Shard, whole: Any, arguments: Mapping[str, Any]) -> tuple[Any, float]:
+        """Does this rank's part of ``update``, ``forward_backward`` or ``evaluate``; returns its result, and the seconds that it
+        computed.
+        """
         from rlhf_host.training.memory import memory
 
-        update, seconds = self._timed("update", shard.batch(more), sampled_now=sampled_now, whole=whole, rows=shard.rows)
-        update.metrics.add(Metric(name, used, reduce="max") for name, used in memory().items())
-        return update, seconds
-
-    @_plainly
-    def forward_backward(
-        self, shard: Shard, more: Shard, whole: Any, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec]
-    ) -> tuple[Any, float]:
-        """Adds this rank's share of a batch's gradients; returns its ``Update`` and the seconds it took."""
-        more_of = {"sampled_now": sampled_now, "last": last, "plugins": plugins, "whole": whole, "rows": shard.rows}
-        return self._timed("forward_backward", shard.batch(more), **more_of)
-
-    @_plainly
-    def optim_step(self) -> tuple[Any, float]:
-        """Takes the step that gradients wait for; returns its ``Update`` and the seconds it took."""
-        return self._timed("optim_step")
-
-    @_plainly
-    def gradients(self, patterns: Sequence[str]) -> dict[str, Any]:
-        """Returns what ``Worker.gradients`` does."""
-        return self.roles.worker.gradients(patterns)
-
-    @_plainly
-    def evaluate(self, shard: Shard, more: Shard, whole: Any) -> tuple[Any, float]:
-        """Returns this rank's share of a batch's losses and metrics, and the seconds it took."""
-        return self._timed("evaluate", shard.batch(more), whole=whole, rows=shard.rows)
+        result, seconds = self._timed(method, shard.batch(more), whole=whole, rows=shard.rows, **arguments)
+        if method == "update":
+            result.metrics.add(Metric(name, used, reduce="max") for name, used in memory().items())
+        return result, seconds
 
     @_plainly
     def of_roles(self, method: str, *arguments: Any) -> Any:

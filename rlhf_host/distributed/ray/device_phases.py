@@ -27,7 +27,7 @@ class DevicePhases:
     The methods wait until the switch is done; call them from any thread except the event loop's.
     """
 
-    def __init__(self, engines: EnginePool, groups: Sequence[WorkerGroup]):
+    def __init__(self, engines: Sequence[EnginePool], groups: Sequence[WorkerGroup]):
         self._engines, self._groups = engines, groups
         self._away = False
         self._lock = threading.Lock()
@@ -41,24 +41,24 @@ class DevicePhases:
             trainable: a trained role will compute. Other roles are always on the device.
         """
         with self._lock:
-            with contextlib.suppress(RunError):
-                self._engines.sleep(keep=self.keep)
+            self._lull(keep=self.keep)
             if trainable:
                 self._move("reload", away=False)
 
     def send(self) -> None:
         """Prepares for sending weights: those of workers and of engines are on the device, and no cache."""
         with self._lock:
-            with contextlib.suppress(RunError):
-                self._engines.sleep(keep=False)
+            self._lull(keep=False)
             self._move("reload", away=False)
-            self._engines.wake_weights()
+            for pool in self._engines:
+                pool.wake_weights()
 
     def sample(self) -> None:
         """Prepares for engines to compute."""
         with self._lock:
             self._move("offload", away=True)
-            self._engines.wake()
+            for pool in self._engines:
+                pool.wake()
 
     @contextlib.asynccontextmanager
     async def restart(self) -> AsyncIterator[None]:
@@ -69,6 +69,11 @@ class DevicePhases:
             yield
         finally:
             self._lock.release()
+
+    def _lull(self, *, keep: bool) -> None:
+        for pool in self._engines:
+            with contextlib.suppress(RunError):
+                pool.sleep(keep=keep)
 
     def _move(self, method: str, *, away: bool) -> None:
         if self._away == away:

@@ -154,7 +154,7 @@ class EnginePool:
             raise RunError("the engines are at work")
         self._asleep = True  # at once, so that no request is sent to an engine on its way to bed
         try:
-            for engine, version in self._everywhere(lambda actor: actor.sleep.remote(keep)):
+            for engine, version in self._everywhere(lambda actor: actor.sleep.remote(keep or self.lives.keeps)):
                 engine.version = version
         except RunError:
             self.wake()
@@ -162,7 +162,7 @@ class EnginePool:
 
     def wake_weights(self) -> None:
         """Makes sleeping engines ready for a sync. They sample nothing before ``wake``."""
-        if self._asleep:
+        if self._asleep and not self.lives.keeps:
             self._everywhere(lambda actor: actor.wake.remote(True))
 
     def wake(self) -> None:
@@ -176,10 +176,6 @@ class EnginePool:
         async with self._rising:
             if self._asleep:
                 await asyncio.to_thread(self.before_sampling)
-
-    def lacking(self, version: int) -> bool:
-        """Returns True if an engine that is up has another version."""
-        return any(target.engine.version != version for target in self.lives.targets)
 
     def _everywhere(self, call: Callable[[Any], Any]) -> list[tuple[RemoteEngine, Any]]:
         """Returns the answers of the engines that are up. One that has died is left to its next request or sync, which starts it

@@ -111,6 +111,10 @@ class EngineLives:
         """Returns True if no machine has room for the engine of this name; called in a thread."""
         self.restart: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         """Makes room on the devices for an engine that starts again inside the block."""
+        self.keeps = False
+        """True if no sync brings weights: engines sleep with theirs."""
+        self.mixed = False
+        """As in ``SyncTarget``."""
         self.restarts = 0
         self._closed = False
         self.asleep, self.awake = asleep, awake
@@ -119,7 +123,7 @@ class EngineLives:
     @property
     def targets(self) -> list[SyncTarget]:
         """The engines that are up, as weight sync sees them. A restarted engine is a new object."""
-        return [SyncTarget(seat.name, seat.engine) for seat in self.up if seat.engine is not None]
+        return [SyncTarget(seat.name, seat.engine, mixed=self.mixed) for seat in self.up if seat.engine is not None]
 
     @property
     def up(self) -> list[Seat]:
@@ -158,7 +162,7 @@ class EngineLives:
                     async with self.restart():
                         info = await seat.actor.start.remote(*seat.start_arguments)
                         if self.asleep():
-                            await seat.actor.sleep.remote(False)
+                            await seat.actor.sleep.remote(self.keeps)
                     break
                 except ray.exceptions.ActorUnavailableError:
                     await self._look_for_machine(seat, time.monotonic() - since)

@@ -56,7 +56,10 @@ class Place:
     strategy: str
     engines: tuple[tuple[int, ...], ...] = ()
     """Devices of every engine, by number within the place."""
-    rollout: bool = False
+    sampled: tuple[str, ...] = ()
+    """What has engines on these devices: ``rollout``, and frozen roles that generate. Each has one on every entry of
+    ``engines``.
+    """
 
     @property
     def devices(self) -> int:
@@ -64,7 +67,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        return "+".join((*self.roles, *((ROLLOUT,) if self.rollout else ())))
+        return "+".join((*self.roles, *((ROLLOUT,) if ROLLOUT in self.sampled else ())))
 
     @property
     def size(self) -> str:
@@ -75,7 +78,7 @@ class Place:
     @property
     def shared(self) -> bool:
         """True if workers and engines are on the same devices."""
-        return self.rollout and bool(self.roles)
+        return bool(self.sampled and self.roles)
 
     def bundle_of(self, device: int) -> int:
         """Returns the bundle with the place's device number ``device``."""
@@ -147,6 +150,7 @@ def plan_placement(
     roles: Sequence[str],
     *,
     per_engine: int | None = 1,
+    sampled: Sequence[str] = (ROLLOUT,),
     devices: Mapping[str, str] | None = None,
     default_kind: Kind = "cpu",
 ) -> list[Place]:
@@ -155,6 +159,7 @@ def plan_placement(
     Args:
         roles: roles that the run needs, without the rollout.
         per_engine: devices of one engine (tensor × pipeline parallel); ``None``: nothing is sampled.
+        sampled: what has engines: the rollout, and frozen roles that generate, beside their workers.
         devices: the option ``device`` of each role. It is the kind of blocks that name none, and the actor's that of engines.
         default_kind: kind of device where nothing says one.
 
@@ -177,14 +182,14 @@ def plan_placement(
     home = next((block for block in blocks if "actor" in block.roles), None)
     whole = list(blocks)
     if left and home is None:
-        whole.insert(0, Block(left, per_engine if per_engine and ROLLOUT in left else 1))
+        whole.insert(0, Block(left, per_engine if per_engine and {*sampled} & {*left} else 1))
         left = ()
     said = {role: kind for role, device in (devices or {}).items() if (kind := kind_of(device)) is not None}
 
     def kind_there(block: Block) -> Kind:
         return next((said[role] for role in (*block.roles, "actor") if role in said), default_kind)
 
-    return [_place(block, left if block is home else (), wanted, per_engine or 1, kind_there(block)) for block in whole]
+    return [_place(block, left if block is home else (), wanted, sampled, per_engine, kind_there(block)) for block in whole]
 
 
 def kind_of(device: str) -> Kind | None:
@@ -197,22 +202,24 @@ def unsaid(as_cpu: Sequence[Place], as_gpu: Sequence[Place]) -> list[Place]:
     return [gpu for cpu, gpu in zip(as_cpu, as_gpu, strict=True) if cpu.kind != gpu.kind]
 
 
-def _place(block: Block, more: tuple[str, ...], wanted: Sequence[str], per_engine: int, default_kind: Kind) -> Place:
+def _place(
+    block: Block, more: tuple[str, ...], wanted: Sequence[str], sampled: Sequence[str], per_engine: int | None, default: Kind
+) -> Place:
     here = {*block.roles, *more}
-    rollout = ROLLOUT in here and ROLLOUT in wanted
-    unit = per_engine if rollout else 1
+    sampled = tuple(name for name in sampled if name in here and per_engine)
+    unit = per_engine if per_engine and sampled else 1
     if block.total % unit or (block.nodes and block.devices % unit):
         where = f"{block.devices} on each node" if block.nodes else f"{block.total}"
         raise UserError(
-            f"placement {block.text}: an engine takes {unit} devices (tensor × pipeline parallel), and"
-            f" {where} do not divide by {unit}; ask for a multiple of {unit}"
+            f"placement {block.text}: an engine takes {unit} devices (tensor × pipeline parallel), {sampled[0]} has engines here,"
+            f" and {where} do not divide by {unit}; ask for a multiple of {unit}"
         )
     # An engine's devices must be on one node.
     bundles = (block.devices,) * block.nodes if block.nodes else (unit,) * (block.total // unit)
     strategy = block.strategy or ("STRICT_SPREAD" if block.nodes and block.nodes > 1 else "PACK")
-    engines = tuple(tuple(range(begin, begin + unit)) for begin in range(0, block.total, unit)) if rollout else ()
+    engines = tuple(tuple(range(begin, begin + unit)) for begin in range(0, block.total, unit)) if sampled else ()
     held = tuple(role for role in wanted if role in here and role != ROLLOUT)
-    return Place(held, block.kind or default_kind, bundles, strategy, engines, rollout)
+    return Place(held, block.kind or default, bundles, strategy, engines, sampled)
 
 
 def shards_of(place: Place, start: RuntimeStart) -> int:
@@ -333,6 +340,6 @@ def describe(places: Sequence[Place]) -> str:
     for place in places:
         unit = place.kind.upper() + ("s" if place.devices > 1 else "")
         count = len(place.engines)
-        engines = f" ({count} engine{'s' if count > 1 else ''})" if place.rollout else ""
-        lines.append(f"{place.name} on {place.devices} {unit}{engines}")
+        engines = [f"{count} engine{'s' * (count > 1)}{f' of {name}' * (name != ROLLOUT)}" for name in place.sampled]
+        lines.append(f"{place.name} on {place.devices} {unit}" + f" ({', '.join(engines)})" * bool(engines))
     return ", ".join(lines)

@@ -89,7 +89,7 @@ class Ray:
                 )
             return value
 
-    traits = RuntimeTraits(libraries=("ray",), debug=False, remote=True, places=True, sync="broadcast")
+    traits = RuntimeTraits(libraries=("ray",), debug=False, remote=True, places=True, sync="broadcast", generates=True)
 
     def __init__(self, options: Options):
         self.options = options
@@ -101,20 +101,22 @@ class Ray:
         passed_on(self.options.runtime_env)
         require_dashboard(self.options)
         return [
-            describe(_placement(start)),
+            describe(placement(start)),
             "not checked: whether the cluster has these devices, or GPUs in their place, and settings that some devices refuse",
         ]
 
     def groups(self, start: RuntimeStart) -> Sequence[DeviceGroup]:
+        from rlhf_host.distributed.ray.placement import ROLLOUT
+
         return [
             DeviceGroup(
                 name=place.name,
                 roles=place.roles,
                 devices=place.devices,
-                engines=len(place.engines),
+                engines=len(place.engines) if ROLLOUT in place.sampled else 0,
                 device=None if place.kind != other.kind else "cuda" if place.kind == "gpu" else "cpu",
             )
-            for place, other in zip(_placement(start, "gpu"), _placement(start, "cpu"), strict=True)
+            for place, other in zip(placement(start, "gpu"), placement(start, "cpu"), strict=True)
         ]
 
     def start(self, start: RuntimeStart) -> Runtime:
@@ -123,15 +125,17 @@ class Ray:
         return RayRuntime(self.options, start)
 
 
-def _placement(start: RuntimeStart, default_kind: Kind = "cpu") -> list[Place]:
-    """Returns the placement. Raises ``UserError`` for an impossible one."""
-    from rlhf_host.distributed.ray.placement import parse_placement, plan_placement, refuse_apart, shards_of
+def placement(start: RuntimeStart, default_kind: Kind = "cpu") -> list[Place]:
+    """Returns the placement of a run's roles and engines. Raises ``UserError`` for an impossible one."""
+    from rlhf_host.distributed.ray.placement import ROLLOUT, parse_placement, plan_placement, refuse_apart, shards_of
 
     roles = [need.name for need in start.needs.roles]
     per_engine = None if start.engine is None else start.engine.build().traits.devices
     blocks = parse_placement(start.placement)
     devices = {name: role.device for name, role in start.roles.items()}
-    places = plan_placement(blocks, roles, per_engine=per_engine, devices=devices, default_kind=default_kind)
+    sampled = [ROLLOUT, *(need.name for need in start.needs.roles if need.generates)]
+    kinds: dict[str, Any] = {"devices": devices, "default_kind": default_kind}
+    places = plan_placement(blocks, roles, per_engine=per_engine, sampled=sampled, **kinds)
     for place in places:
         shards_of(place, start)
     refuse_apart(places, start.needs)

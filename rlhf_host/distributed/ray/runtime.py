@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,19 +17,8 @@ from rlhf_host.distributed.ray.cluster import RayCluster
 from rlhf_host.distributed.ray.device_phases import DevicePhases
 from rlhf_host.distributed.ray.engine_pool import EnginePool
 from rlhf_host.distributed.ray.heartbeat import Heartbeat, Process
-from rlhf_host.distributed.ray.placement import (
-    Kind,
-    Place,
-    cpu_shares,
-    parse_placement,
-    plan_placement,
-    rank_order,
-    refuse_apart,
-    shards_of,
-    shortage,
-    unsaid,
-)
-from rlhf_host.distributed.ray.plugin import Ray, passed_on
+from rlhf_host.distributed.ray.placement import ROLLOUT, Kind, Place, cpu_shares, rank_order, shards_of, shortage, unsaid
+from rlhf_host.distributed.ray.plugin import Ray, passed_on, placement
 from rlhf_host.distributed.ray.setups import EngineSetup, RemoteRoles
 from rlhf_host.distributed.ray.worker_group import RemoteTrainer, WorkerGroup, plain_error, wait_all
 from rlhf_host.errors import RunError, UserError
@@ -58,18 +48,7 @@ class RayRuntime:
     def __init__(self, options: Ray.Options, start: RuntimeStart):
         self._options, self._tokenizer = options, copy.deepcopy(start.tokenizer)
         self._bring, self._needs = start.bring, start.needs
-        self._engine_traits: EngineTraits | None = None if start.engine is None else start.engine.build().traits
-        per_engine = None if self._engine_traits is None else self._engine_traits.devices
-        roles, blocks = [need.name for need in start.needs.roles], parse_placement(start.placement)
-        devices = {name: role.device for name, role in start.roles.items()}
-
-        def plan(kind: Kind = "cpu") -> list[Place]:
-            return plan_placement(blocks, roles, per_engine=per_engine, devices=devices, default_kind=kind)
-
-        # What is wrong in itself is said before Ray starts.
-        for place in plan():
-            shards_of(place, start)
-        refuse_apart(plan(), start.needs)
+        placement(start)  # what is wrong in itself is said before Ray starts
         self.cluster = RayCluster(options)
         self.cluster.start()
         self.about = self.cluster.about
@@ -77,8 +56,8 @@ class RayRuntime:
             nodes = self.cluster.nodes()
             kind: Kind = "gpu" if any(node.gpu for node in nodes) else "cpu"
             if kind == "cpu" and not self.cluster.is_own:
-                self._refuse_to_guess(unsaid(plan("cpu"), plan("gpu")))
-            places = plan(kind)
+                self._refuse_to_guess(unsaid(placement(start, "cpu"), placement(start, "gpu")))
+            places = placement(start, kind)
             if self.cluster.is_own:  # of this machine alone, which does not grow
                 remedy = "set --ray.num-cpus to count more" if kind == "cpu" else "join a larger cluster"
                 if (problem := shortage(places, nodes, remedy=remedy)) is not None:
@@ -98,61 +77,81 @@ class RayRuntime:
             )
 
     def _start(self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any]) -> None:
-        engine_setup = None if start.engine is None else EngineSetup.of(start)
-        traits, shared = self._engine_traits or EngineTraits(), [place for place in places if place.shared]
-        turns = traits.sleeps and bool(shared) and engine_setup is not None and engine_setup.version == NO_WEIGHTS
+        sampled = {ROLLOUT: "actor", **{need.name: need.name for need in start.needs.roles if need.generates}}
+        setups = {} if start.engine is None else {name: EngineSetup.of(start, role) for name, role in sampled.items()}
+        traits = EngineTraits() if start.engine is None else start.engine.build().traits
+        shared = [place for place in places if place.shared]
+        turns = traits.sleeps and bool(shared) and start.total_updates > 0
         # Every process is asked for before any is waited for: most of a start is imports.
-        groups, engines, homes = self._processes(start, places, reserved, engine_setup)
-        self.pool = EnginePool(engines, traits, wait_s=self._options.wait_s)
-        self.pool.lives.homeless = lambda name: self.cluster.lacks_devices(homes[name])
-        self.pool.resync = self._resync
-        starting = [actor.start.remote(*arguments) for _, actor, arguments in engines]
+        groups, engines, homes = self._processes(start, places, reserved, setups)
+        self.pools = {name: EnginePool(own, traits, wait_s=self._options.wait_s) for name, own in engines.items()}
+        self.followers: list[EnginePool] = []
+        """Those that syncs bring the actor's weights to."""
+        for name, pool in self.pools.items():
+            pool.lives.homeless = lambda name: self.cluster.lacks_devices(homes[name])
+            pool.lives.mixed = name in setups and setups[name].mixed is not None
+            pool.lives.keeps = name != ROLLOUT and not pool.lives.mixed
+            if not pool.lives.keeps:
+                pool.resync = self._resync
+                self.followers.append(pool)
+        self.pool = self.pools[ROLLOUT]
+
+        def begin(name: str) -> list[Any]:
+            return [actor.start.remote(*arguments) for _, actor, arguments in engines[name]]
+
         on_gpus = any(place.kind == "gpu" for place in shared)
         if turns and not on_gpus:
             log.warning("engines and trainer share CPUs, where sleeping engines free nothing and a trainer's data stays")
-        # Before workers load, because an engine plans with the memory that is free.
+        # Before workers load, and one after another, because an engine plans with the memory that is free.
         first = turns or on_gpus
-        infos = self._wait_for_engines(starting) if first else []
-        if turns:
-            self.pool.sleep(keep=False)
+        infos = {name: self._wait_for_engines(name, begin(name)) for name in engines} if first else {}
+        starting = {} if first else {name: begin(name) for name in engines}
+        turning = [pool for name, pool in self.pools.items() if turns and any(name in place.sampled for place in shared)]
+        for pool in turning:
+            pool.sleep(keep=False)
         loading = self._load(groups, placed=bool(start.placement))
         answers = [answer for group, references in loading for answer in wait_all(references, group.name)]
         lengths = {name: length for loaded in answers for name, length in loaded.context_lengths.items()}
-        infos = infos if first else self._wait_for_engines(starting)
-        self.exact = all(loaded.exact for loaded in answers) and all(info.exact for info in infos)
-        shortest = min([lengths["actor"], *(info.context_length or lengths["actor"] for info in infos)])
-        self.context_lengths = {**lengths, "actor": shortest}
-        self.engine = self.pool if engines else None
-        self.engines: dict[str, Generator] = {}
-        if engine_setup is not None and engine_setup.version != NO_WEIGHTS:
-            self.pool.synced(engine_setup.version)
+        infos |= {name: self._wait_for_engines(name, references) for name, references in starting.items()}
+        for name, own in infos.items():
+            longest = lengths[sampled[name]]
+            lengths[sampled[name]] = min([longest, *(info.context_length or longest for info in own)])
+        self.exact = all(each.exact for each in itertools.chain(answers, *infos.values()))
+        self.context_lengths = lengths
+        self.engine = self.pool if setups else None
+        self.engines: dict[str, Generator] = {name: pool for name, pool in self.pools.items() if name != ROLLOUT}
+        for name, setup in setups.items():
+            if setup.version != NO_WEIGHTS:
+                self.pools[name].synced(setup.version)
         flops = next((loaded.flops for loaded in answers if "actor" in loaded.context_lengths), None)
         unit_rows = AlgoNeeds.of(start.needs).unit_rows
         self.trainer = RemoteTrainer([group for group, *_ in groups], unit_rows=unit_rows, flops=flops)
         self._phases: DevicePhases | None = None
         if turns:
-            self._phases = DevicePhases(self.pool, self.trainer.trained)
-            self.trainer.before, self.pool.before_sampling = self._phases.train, self._phases.sample
-            self.pool.lives.restart = self._phases.restart
-        self._actors = [actor for group, *_ in groups for actor in group.actors] + [actor for _, actor, _ in engines]
+            self._phases = DevicePhases(turning, self.trainer.trained)
+            self.trainer.before = self._phases.train
+            for pool in turning:
+                pool.before_sampling, pool.lives.restart = self._phases.sample, self._phases.restart
+        self._actors = [actor for group, *_ in groups for actor in group.actors]
+        self._actors += [actor for own in engines.values() for _, actor, _ in own]
         self.source = RemoteSource(self.trainer.by_role["actor"])
         self._lock = asyncio.Lock()
         self._version = NO_WEIGHTS
         self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
 
-    def _wait_for_engines(self, starting: Sequence[Any]) -> list[EngineInfo]:
+    def _wait_for_engines(self, name: str, starting: Sequence[Any]) -> list[EngineInfo]:
         infos: list[EngineInfo] = wait_all(starting, "the engines")
-        self.pool.lives.start(infos)
+        self.pools[name].lives.start(infos)
         return infos
 
     def _processes(
-        self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], engine_setup: EngineSetup | None
-    ) -> tuple[list[Group], list[tuple[str, Any, tuple[Any, ...]]], dict[str, Any]]:
-        """Makes the processes of workers and engines. Returns groups, engines as ``EnginePool`` takes them, and the bundles of
-        each engine.
+        self, start: RuntimeStart, places: Sequence[Place], reserved: Sequence[Any], setups: Mapping[str, EngineSetup]
+    ) -> tuple[list[Group], dict[str, list[tuple[str, Any, tuple[Any, ...]]]], dict[str, Any]]:
+        """Makes the processes of workers and engines. Returns groups, engines of ``rollout`` and of each frozen role as
+        ``EnginePool`` takes them, and the bundles of each engine.
         """
         groups: list[Group] = []
-        engines: list[tuple[str, Any, tuple[Any, ...]]] = []
+        engines: dict[str, list[tuple[str, Any, tuple[Any, ...]]]] = {name: [] for name in (ROLLOUT, *setups)}
         homes: dict[str, Any] = {}
         for place, bundles in zip(places, reserved, strict=True):
             gpu, looks = place.kind == "gpu", []
@@ -164,15 +163,16 @@ class RayRuntime:
                 group = WorkerGroup("+".join(place.roles), actors, place.roles, trainable, shards_of(place, start))
                 looks = group.call("look")
                 groups.append((group, setup, looks, gpu))
-            for devices in place.engines:
+            for name, devices in itertools.product(place.sampled, place.engines):
                 share = 0 if place.shared else len(devices)
                 actor = _actor(EngineActor, place, bundles, devices[0], share, self._options)
                 gpus: list[str] | None = None if gpu else []
                 if gpu and place.shared:  # Ray has given the engine none: it is told which its workers have
                     seen = wait_all([looks[device] for device in devices], place.name, within_s=START_S)
-                    gpus = [name for look in seen for name in look["gpus"]]
-                homes[str(len(engines))] = bundles
-                engines.append((str(len(engines)), actor, (engine_setup, start.train.threads, gpus)))
+                    gpus = [own for look in seen for own in look["gpus"]]
+                engine = f"{len(engines[name])}" + ("" if name == ROLLOUT else f" of {name}")
+                homes[engine] = bundles
+                engines[name].append((engine, actor, (setups[name], start.train.threads, gpus)))
         return groups, engines, homes
 
     def _load(self, groups: Sequence[Group], *, placed: bool) -> list[tuple[WorkerGroup, list[Any]]]:
@@ -203,13 +203,13 @@ class RayRuntime:
         for group in self.trainer.groups:
             for actor in group.actors:
                 yield Process(f"a worker of {group.name}", actor, actor.alive.options(concurrency_group=BESIDE).remote)
-        for seat in self.pool.lives.up:
+        for seat in (seat for pool in self.pools.values() for seat in pool.lives.up):
             yield Process(f"engine {seat.name}", seat.actor, seat.actor.alive.remote, restarts=True)
 
     @property
     def targets(self) -> list[SyncTarget]:
-        """The engines that are up."""
-        return self.pool.lives.targets
+        """The engines that are up and get the actor's weights."""
+        return [target for pool in self.followers for target in pool.lives.targets]
 
     async def sync(self, version: int) -> None:
         """Brings the actor's weights to the engines as ``version``. An engine that dies meanwhile gets them when it is back."""
@@ -223,8 +223,9 @@ class RayRuntime:
             # Between an update and its sync the weights are no version; that sync will reach the new engine too.
             with self.trainer.still:
                 # Beside engines at work there is no room for the trainer's data.
-                waits = self.trainer.ahead or (self._phases is not None and self.pool.at_work)
-                if not waits and self._version >= 0 and self.pool.lacking(self._version):
+                at_work = self._phases is not None and any(pool.at_work for pool in self.pools.values())
+                waits = self.trainer.ahead or at_work
+                if not waits and self._version >= 0 and any(each.engine.version != self._version for each in self.targets):
                     await self._sync()
 
     async def _sync(self) -> None:
@@ -238,10 +239,12 @@ class RayRuntime:
             finally:
                 self._phases.keep = False
             await asyncio.to_thread(self._phases.sample)
-        self.pool.synced(self._version)
+        for pool in self.followers:
+            pool.synced(self._version)
 
     async def _bring_weights(self) -> None:
-        self.pool.coming = self._version
+        for pool in self.followers:
+            pool.coming = self._version
         for attempt in range(ATTEMPTS):
             engines = [target.engine for target in self.targets]
             try:
@@ -276,7 +279,7 @@ class RayRuntime:
 
     async def close(self) -> None:
         try:
-            await self.pool.close()
+            await asyncio.gather(*(pool.close() for pool in self.pools.values()))
         finally:
             await asyncio.to_thread(self._stop)
 

@@ -93,20 +93,33 @@ class EngineSetup:
     """Version of the weights in ``role.model``; -1: a sync will bring others."""
     adapter_rank: int = 0
     """Rank of adapters, as in ``EngineStart``."""
+    mixed: tuple[RoleConfig, float] | None = None
+    """A frozen model and its share, if the engine samples from its mixture with the own one."""
     host_version: str = __version__
 
     @classmethod
-    def of(cls, start: RuntimeStart) -> EngineSetup:
+    def of(cls, start: RuntimeStart, name: str = "actor") -> EngineSetup:
+        """Returns the engine of the actor, or of a frozen role that generates. A mixture has the actor's weights from syncs."""
         assert start.engine is not None
-        version = NO_WEIGHTS if start.total_updates else 0
-        role = _located(start.roles["actor"])
+        share = next((need.mixes for need in start.needs.roles if need.name == name), None)
+        frozen = name != "actor" and share is None
+        version = 0 if frozen or not start.total_updates else NO_WEIGHTS
+        role = _located(start.roles[name if frozen else "actor"])
         if version == NO_WEIGHTS:  # a sync brings weights with the adapter merged
             role = role.base
-        return cls(engine=start.engine, kernels=start.kernels, role=role, version=version, adapter_rank=start.adapter_rank)
+        return cls(
+            engine=start.engine,
+            kernels=start.kernels,
+            role=role,
+            version=version,
+            adapter_rank=0 if frozen else start.adapter_rank,
+            mixed=None if share is None else (_located(start.roles[name]), share),
+        )
 
 
 def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
     """Starts the engine. Raises ``UserError`` for a plugin, model or options that cannot be used here."""
+    from rlhf_host.engines.mixed import MixedKernels
     from rlhf_host.models.loading import load_model, load_tokenizer, model_directory
 
     check_host(setup.host_version)
@@ -114,12 +127,16 @@ def start_engine(setup: EngineSetup, compute: Compute) -> Engine:
     with Scratch("rlhf-engine-", tempfile.gettempdir()) as directory:
         model: Any
         if plugin.traits.takes == "module":
-            # Trained weights are float32, and so must be what they are copied into.
-            model = load_model(role.model_copy(update={"dtype": "float32" if role.dtype == "auto" else role.dtype}))
+            if setup.version == NO_WEIGHTS and role.dtype == "auto":  # trained weights are float32, and so is their copy
+                role = role.model_copy(update={"dtype": "float32"})
+            model = load_model(role)
         elif (model := model_directory(role)) is None:
             with_weights = setup.version >= 0 or setup.adapter_rank > 0
             model = save_for_engine(load_model(role), tokenizer, directory, with_weights=with_weights)
         kernels = chosen_kernels(setup.kernels)
+        if setup.mixed is not None:
+            other, share = setup.mixed
+            kernels = MixedKernels(kernels, load_model(other), 1 - share)
         with blaming(f"engine {setup.engine.name}", "start"):
             settings: dict[str, Any] = {"version": setup.version, "adapter_rank": setup.adapter_rank}
             return plugin.start(EngineStart(model=model, tokenizer=tokenizer, compute=compute, kernels=kernels, **settings))

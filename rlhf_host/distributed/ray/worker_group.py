@@ -113,13 +113,10 @@ class RemoteTrainer:
 
     def adjust(self, role: str, *, lr: float) -> None:
         group = self.by_role[role]
-        wait_all(group.call("adjust", role, lr), group.name)
+        wait_all(group.call("of_worker", "adjust", {"role": role, "lr": lr}), group.name)
 
     def follow(self, role: str) -> None:
-        if self.before is not None:
-            self.before(True)
-        group = self.by_role[role]
-        self.compute_s += max(wait_all(group.call("follow", role), group.name))
+        self._ask([self.by_role[role]], "follow", role=role)
 
     def update(self, batch: Batch, *, sampled_now: bool) -> Update:
         """Trains on one optimizer batch in every group that trains; the losses of each are divided by counts over the whole
@@ -127,69 +124,59 @@ class RemoteTrainer:
         """
         with self.still:
             self.ahead = True
-        return self._on_trained("update", batch, sampled_now)
+        return self._step("update", batch, sampled_now=sampled_now)
 
     def forward_backward(self, batch: Batch, *, sampled_now: bool, last: bool, plugins: Sequence[PluginSpec] = ()) -> Update:
-        return self._on_trained("forward_backward", batch, sampled_now, last, plugins)
+        return self._step("forward_backward", batch, sampled_now=sampled_now, last=last, plugins=plugins)
 
     def optim_step(self) -> Update:
         with self.still:
             self.ahead = True
-        return self._on_trained("optim_step", None)
+        return self._step("optim_step")
 
     def gradients(self, patterns: Sequence[str]) -> dict[str, Tensor]:
-        answers = [wait_all(group.call("gradients", patterns), group.name)[0] for group in self.trained]
+        answers = self._ask(self.trained, "gradients", patterns=patterns)
         return {name: gradient for own in answers for name, gradient in own.items()}
 
-    def _on_trained(self, method: str, batch: Batch | None, *arguments: Any) -> Update:
-        """Returns the joined answers of the groups that train to a method of their actors.
+    def evaluate(self, batch: Batch) -> Metrics:
+        metrics = Metrics()
+        for share in self._ask([self.by_role["actor"]], "evaluate", batch):
+            metrics.join(share)
+        return metrics
+
+    def _step(self, method: str, batch: Batch | None = None, **arguments: Any) -> Update:
+        """Returns the joined answers of the groups that train."""
+        whole, updates = Update(Metrics()), self._ask(self.trained, method, batch, **arguments)
+        for update in updates:
+            whole.metrics.join(update.metrics)
+            whole.refused = whole.refused or update.refused
+            whole.flops += update.flops
+            whole.devices += update.devices
+        whole.peak_flops = min((update.peak_flops for update in updates if update.devices), default=0.0)
+        return whole
+
+    def _ask(self, groups: Sequence[WorkerGroup], method: str, batch: Batch | None = None, **arguments: Any) -> list[Any]:
+        """Returns the results of a method of ``Worker`` from all processes of groups that train, which work at the same time.
 
         Args:
-            batch: its shards come before the other arguments.
+            batch: its rows are distributed over the ranks of each group.
         """
         import ray
 
         if self.before is not None:
             self.before(True)
-        calls: dict[int, list[tuple[Any, ...]]] = {group.ranks: [arguments] * group.ranks for group in self.trained}
-        if batch is not None:
-            whole = ray.put(Denominators.of(batch))
-            for ranks in calls:
-                calls[ranks] = [(*parts, whole, *arguments) for parts in self._whole_shards(batch, ranks)]
-        references = [group.call_ranks(method, calls[group.ranks]) for group in self.trained]
-        names = [group.name for group in self.trained for _ in group.actors]
-        answers: list[tuple[Update, float]] = wait_all([ref for own in references for ref in own], *names)
+        if batch is None:
+            references = [each for group in groups for each in group.call("of_worker", method, arguments)]
+        else:
+            whole, calls = ray.put(Denominators.of(batch)), dict[int, list[tuple[Any, ...]]]()
+            for ranks in {group.ranks for group in groups}:
+                rows_of_ranks, passes = self._deal(batch, ranks)
+                updates = map(ray.put, make_shards(batch, rows_of_ranks, UPDATES))
+                calls[ranks] = [(method, *parts, whole, arguments) for parts in zip(passes, updates, strict=True)]
+            references = [each for group in groups for each in group.call_ranks("on_batch", calls[group.ranks])]
+        answers = wait_all(references, *(group.name for group in groups for _ in group.actors))
         self.compute_s += max((seconds for _, seconds in answers), default=0.0)
-        whole_update = Update(Metrics())
-        for update, _ in answers:
-            whole_update.metrics.join(update.metrics)
-            whole_update.refused = whole_update.refused or update.refused
-            whole_update.flops += update.flops
-            whole_update.devices += update.devices
-        whole_update.peak_flops = min((update.peak_flops for update, _ in answers if update.devices), default=0.0)
-        return whole_update
-
-    def evaluate(self, batch: Batch) -> Metrics:
-        import ray
-
-        group = self.by_role["actor"]
-        if self.before is not None:
-            self.before(True)
-        whole = ray.put(Denominators.of(batch))
-        calls = [(*parts, whole) for parts in self._whole_shards(batch, group.ranks)]
-        answers = wait_all(group.call_ranks("evaluate", calls), group.name)
-        self.compute_s += max(seconds for _, seconds in answers)
-        metrics = Metrics()
-        for share, _ in answers:
-            metrics.join(share)
-        return metrics
-
-    def _whole_shards(self, batch: Batch, ranks: int) -> list[tuple[Any, Any]]:
-        """Returns, per rank, references to everything that passes and losses need of its rows."""
-        import ray
-
-        rows_of_ranks, passes = self._deal(batch, ranks)
-        return list(zip(passes, map(ray.put, make_shards(batch, rows_of_ranks, UPDATES)), strict=True))
+        return [result for result, _ in answers]
 
     def _deal(self, batch: Batch, ranks: int) -> Dealt:
         """Returns each rank's rows, by their places in the batch, and a reference to the data for passes, shared by all passes

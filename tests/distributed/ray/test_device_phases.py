@@ -175,10 +175,11 @@ class House:
         self.pool.lives.start(EngineInfo(each.life, NO_WEIGHTS, None, True, 0) for each in actors)
         self.pool.sleep(keep=False)
         self.workers.load()
-        self.phases = DevicePhases(self.pool, [self.workers])
+        self.phases = DevicePhases([self.pool], [self.workers])
         self.pool.before_sampling = self.phases.sample
         self.runtime = RayRuntime.__new__(RayRuntime)
-        self.runtime.pool, self.runtime._phases, self.runtime.source = self.pool, self.phases, None
+        self.runtime.pools, self.runtime.followers = {"rollout": self.pool}, [self.pool]
+        self.runtime._phases, self.runtime.source = self.phases, None
         self.runtime._lock, self.runtime._version = asyncio.Lock(), NO_WEIGHTS
         self.runtime.trainer = SimpleNamespace(ahead=False, still=threading.Lock(), trained=[])
         self.pool.resync = self.runtime._resync

@@ -77,7 +77,7 @@ def test_roles_named_together_share_devices_and_apart_do_not():
         ((0,), (1,), (2,), (3,)),
         True,
     )
-    assert (critic.roles, critic.devices, critic.rollout, critic.shared) == (("critic",), 2, False, False)
+    assert (critic.roles, critic.devices, critic.sampled, critic.shared) == (("critic",), 2, (), False)
 
 
 def test_what_no_block_names_goes_where_the_actor_is():
@@ -88,7 +88,7 @@ def test_what_no_block_names_goes_where_the_actor_is():
 
 def test_without_the_actor_the_rest_has_a_device_of_its_own():
     rest, critic = plan("critic=2")
-    assert (rest.roles, rest.devices, rest.rollout) == (("actor", "reference"), 1, True)
+    assert (rest.roles, rest.devices, rest.sampled) == (("actor", "reference"), 1, ("rollout",))
     assert critic.devices == 2
 
 
@@ -200,6 +200,24 @@ def test_strict_pack_wants_one_node():
     places = plan("actor+reference+critic+rollout=3:strict_pack")
     assert "needs 3 bundles on one node of 1 CPU, and the cluster has room for 2" in lacking(places, ("a", 2), ("b", 2))
     assert lacking(places, ("a", 3), ("b", 1)) is None
+
+
+def test_frozen_roles_that_generate_have_engines_beside_their_workers():
+    roles, sampled = ["actor", "opponent"], ("rollout", "opponent")
+    (alone,) = plan(roles=roles, sampled=sampled)
+    assert (alone.roles, alone.sampled, alone.engines) == (("actor", "opponent"), ("rollout", "opponent"), ((0,),))
+    placed = plan("actor=1", "rollout=2", "opponent=4", roles=roles, sampled=sampled, per_engine=2)
+    assert [(place.sampled, place.bundles, place.engines, place.shared) for place in placed] == [
+        ((), (1,), (), False),
+        (("rollout",), (2,), ((0, 1),), False),
+        (("opponent",), (2, 2), ((0, 1), (2, 3)), True),
+    ]
+    said = "actor on 1 CPU, rollout on 2 CPUs (1 engine), opponent on 4 CPUs (2 engines of opponent)"
+    assert describe(placed) == said
+    with pytest.raises(UserError, match=r"an engine takes 2 devices .*, opponent has engines here, and 3 do not divide by 2"):
+        plan("actor=1", "rollout=2", "opponent=3", roles=roles, sampled=sampled, per_engine=2)
+    (nothing,) = plan(roles=roles, sampled=sampled, per_engine=None)
+    assert (nothing.sampled, nothing.engines) == ((), ())
 
 
 def test_a_placement_in_words():

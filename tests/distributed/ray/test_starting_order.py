@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_host import Needs
 from rlhf_host.distributed.ray import runtime as ray_runtime
 from rlhf_host.distributed.ray.actors import EngineActor, EngineInfo, Loaded
 from rlhf_host.distributed.ray.placement import Place
@@ -53,7 +54,8 @@ def started(monkeypatch):
         monkeypatch.setattr(ray_runtime, "wait_all", waited)
         monkeypatch.setattr("rlhf_host.distributed.ray.engine_pool.wait_all", waited)
         monkeypatch.setattr(ray_runtime, "_actor", lambda cls, place, bundles, device, *_: Process(cls, device, said, nodes))
-        monkeypatch.setattr(ray_runtime.EngineSetup, "of", lambda start: SimpleNamespace(version=NO_WEIGHTS))
+        setup = SimpleNamespace(version=NO_WEIGHTS, mixed=None)
+        monkeypatch.setattr(ray_runtime.EngineSetup, "of", lambda start, role: setup)
         monkeypatch.setattr(ray_runtime.RemoteRoles, "of", lambda start, roles: SimpleNamespace(roles=[]))
         monkeypatch.setattr(ray_runtime, "role_views", lambda roles: ())
         monkeypatch.setattr(ray_runtime, "shards_of", lambda place, start: 1)
@@ -61,11 +63,12 @@ def started(monkeypatch):
         monkeypatch.setattr(ray_runtime.AlgoNeeds, "of", lambda needs: SimpleNamespace(unit_rows=False))
         runtime = RayRuntime.__new__(RayRuntime)
         runtime._options = SimpleNamespace(wait_s=1.0, stall_s=1.0)
-        runtime._engine_traits = EngineTraits(sleeps=sleeps)
         runtime.cluster = SimpleNamespace(lacks_devices=lambda *_: False, cpus=lambda: dict.fromkeys(nodes, 8))
         size = len(nodes)
-        place = Place(("actor",), kind, (1,) * size, "PACK", tuple((device,) for device in range(size)), True)
-        plan = SimpleNamespace(engine=object(), train=SimpleNamespace(threads=0), needs=None, placement=["actor+rollout=2"])
+        place = Place(("actor",), kind, (1,) * size, "PACK", tuple((device,) for device in range(size)), ("rollout",))
+        engine = SimpleNamespace(build=lambda: SimpleNamespace(traits=EngineTraits(sleeps=sleeps)))
+        plan = SimpleNamespace(engine=engine, train=SimpleNamespace(threads=0), needs=Needs(), placement=["actor+rollout=2"])
+        plan.total_updates = 1
         runtime._start(plan, [place], [None])
         return runtime, said
 

@@ -74,6 +74,29 @@ def test_on_one_device_the_cache_is_there_while_answers_are(plan, directory):
     assert plan("--actor.model", directory("7B"), *flags, *advice.split()).exit_code == 0
 
 
+def test_a_frozen_model_that_answers_has_an_engine_on_the_devices_of_its_role(plan, directory):
+    """Beside its worker; a mixture has both models, and gets weights from syncs."""
+    pytest.importorskip("rlhf_plugin_online_dpo")
+
+    def planned(name, *flags):
+        chosen = ("--algo", name, "--agent", name, "--reward", "math_verifier", "--runtime", "ray", "--json")
+        placed = ("--placement", "actor+rollout=4", "--placement", "reference=1", "--backend", "fsdp")
+        result = plan("--actor.model", directory("7B"), *chosen, *placed, "--actor.gradient-checkpointing", "true", *flags)
+        assert result.exit_code == 0, result.output
+        found = {}
+        for phase in json.loads(result.stdout)["phases"]:
+            found.setdefault(phase["devices"], {})[phase["phase"]] = phase["bytes"]
+        return found["actor+rollout"], found["reference"]
+
+    (_, alone), (_, mixed) = planned("xpo"), planned("nash_md")
+    one, weights = alone["sampling"]["engine"], alone["sampling"]["weights"]
+    assert one == weights > 0
+    assert "weights are sent" not in alone
+    assert mixed["sampling"]["engine"] == 2 * one
+    assert mixed["sampling"]["cache"] == 2 * alone["sampling"]["cache"] > 0
+    assert "weights are sent" in mixed
+
+
 def test_numbers_can_be_given(plan, directory):
     model = directory("7B")
     placed = ("--placement", "actor+rollout=8", *FSDP, *ENGINE, "--json")

@@ -131,7 +131,8 @@ class Planner:
         views = role_views([(need, start.roles[need.name]) for need in start.needs.roles])
         needs = [need for need in start.needs.roles if need.name in group.roles and need.name not in views]
         roles = [self._role(start, need, group, device) for need in needs]
-        samples, (in_place, sleeps) = bool(group.engines), self._ways(start)
+        served, (in_place, sleeps) = self._served(start, group), self._ways(start)
+        samples = bool(served)
         engine = self._engine(start, group, device)  # after the roles, whose passes are measured then
         turns = sleeps and bool(roles) and device != "cpu"
         serving = {"engine": engine.weights, "cache": engine.cache} if samples else {}
@@ -150,7 +151,8 @@ class Planner:
             phase = self._phase(group, TRAIN, engine.share, beside, held, busy)
             choices = {name: choice for name, (_, choice) in chosen.items() if str(choice)}
             yield replace(phase, choices=choices)
-        if start.engine is not None and sync and (samples or "actor" in group.roles):
+        synced = any(need.name == "actor" for models in served for need in models) or "actor" in group.roles
+        if start.engine is not None and sync and synced:
             woken = {"engine": engine.weights} if turns else beside
             yield self._phase(group, SYNC, engine.share, held, woken if samples else {}, sync)
         if samples:
@@ -237,19 +239,41 @@ class Planner:
         )
 
     def _engine(self, start: RuntimeStart, group: DeviceGroup, device: DeviceKind) -> ServingMemory:
-        """Returns the memory of an engine on these devices; none, if there is no engine."""
-        if start.engine is None or not group.engines:
-            return ServingMemory(weights=0, cache=0)
+        """Returns the memory of the engines on these devices; none, if there is no engine."""
+        engines = [[self._serving(start, need, group, device) for need in models] for models in self._served(start, group)]
+        caches = [sum(each.cache for each in own) for own in engines]
+        in_place = self._ways(start)[0]  # in one process one decodes after the other
+        every = [each for own in engines for each in own]
+        return ServingMemory(
+            weights=sum(each.weights for each in every),
+            cache=max(caches, default=0.0) if in_place else sum(caches),
+            share=sum(each.share for each in every),
+            autocast=any(each.autocast for each in every),
+        )
+
+    @staticmethod
+    def _served(start: RuntimeStart, group: DeviceGroup) -> list[list[RoleNeed]]:
+        """Returns the models of each kind of engine on these devices: the actor's, and those of frozen roles that generate, in a
+        mixture both.
+        """
+        if start.engine is None:
+            return []
+        actor = next(need for need in start.needs.roles if need.name == "actor")
+        frozen = [need for need in start.needs.roles if need.generates and need.name in group.roles]
+        own = [[actor]] if group.engines else []
+        return own + [[need] if need.mixes is None else [need, actor] for need in frozen]
+
+    def _serving(self, start: RuntimeStart, need: RoleNeed, group: DeviceGroup, device: DeviceKind) -> ServingMemory:
+        assert start.engine is not None
         plugin = start.engine.build()
         if not isinstance(plugin, CountsServing):
             raise UserError(f"engine {start.engine.name} does not tell what memory it needs (memory): no memory can be planned")
-        need = next(need for need in start.needs.roles if need.name == "actor")
         model = self._model(start, need)
         return plugin.memory(
             ServedModel(
                 numbers=model.counts.numbers,
                 cached=self._footprint(start, need).cached,
-                rows=math.ceil(self.sampling.answers / group.engines),
+                rows=math.ceil(self.sampling.answers / (group.engines or group.devices // plugin.traits.devices)),
                 tokens=min(self.sampling.longest, model.context),
                 in_place=self._ways(start)[0],
                 rounded=_in_16_bits(start, device) and need.trainable and start.backend.build().traits.masters,
