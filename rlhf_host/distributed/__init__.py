@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 from rlhf_host.lazily import lazily
 
 if TYPE_CHECKING:
+    from rlhf_host.distributed.bits import bits_of as bits_of
+    from rlhf_host.distributed.bits import kept_bits as kept_bits
+    from rlhf_host.distributed.bits import note_bits as note_bits
     from rlhf_host.distributed.ray.setups import EngineSetup as EngineSetup
     from rlhf_host.distributed.ray.setups import RemoteRoles as RemoteRoles
     from rlhf_host.distributed.ray.setups import plain as plain
@@ -28,9 +31,6 @@ if TYPE_CHECKING:
     from rlhf_host.distributed.split.shards import saved_bytes as saved_bytes
     from rlhf_host.distributed.split.shards import share_writer as share_writer
     from rlhf_host.distributed.split.weight_reader import load_sharded as load_sharded
-    from rlhf_host.distributed.sync.bits import bits_of as bits_of
-    from rlhf_host.distributed.sync.bits import kept_bits as kept_bits
-    from rlhf_host.distributed.sync.bits import note_bits as note_bits
     from rlhf_host.distributed.sync.buckets import Wire as Wire
     from rlhf_host.distributed.sync.buckets import note_sent as note_sent
     from rlhf_host.distributed.sync.remote import TRAINER as TRAINER

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,5 +78,5 @@ def support_metrics(rows: Iterable[Trajectory], *, needed: bool) -> dict[str, fl
                 )
             sizes += map(len, sets)
             lengths += map(len, own)
-    means = {"size": sizes, "bytes": lengths, "single": [size == 1 for size in sizes]} if sizes else {}
-    return {f"support/{name}": float(np.mean(values)) for name, values in means.items()}
+    means: dict[str, list[int]] = {"size": sizes, "bytes": lengths, "single": [size == 1 for size in sizes]} if sizes else {}
+    return {f"support/{name}": fmean(values) for name, values in means.items()}

@@ -189,6 +189,7 @@ def add_prompts(experience: Experience, manager: PluginManager, needs: Needs, ro
     """
     own = {need.name for need in needs.roles if need.own_tokens}
     frozen = {need.name for need in needs.roles if not need.trainable} - own
+    done: dict[str, Any]
     for noun, done, allowed in (("prompts", experience.prompts, frozen), ("rows", experience.rows, own)):
         for key, written in manager.each(f"rewrite_{noun}", experience=experience):
             for role, given in written.items():

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_host.distributed.sync.bits import BITS, bits_of, note_bits
+from rlhf_host.distributed.bits import BITS, bits_of, note_bits
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import Bucket, Buckets, Weights
 

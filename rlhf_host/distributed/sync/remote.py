@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from rlhf_host.distributed.sync.bits import compare_bits
+from rlhf_host.distributed.bits import compare_bits
 from rlhf_host.errors import LostError, PluginError, RunError, UserError, a
 from rlhf_host.protocols import SyncTarget, WeightSource, WeightSync, WeightSyncStart, WeightSyncTraits
 
 TRAINER = "trainer"
-BITS = "rlhf_host.distributed.sync.bits"
+BITS = "rlhf_host.distributed.bits"
 TAKE_SENT = "rlhf_host.distributed.sync.buckets:take_sent"
 GRACE_S = 3.0
 """Seconds that the other ends may take to fail too, once one has failed, so that the culprit can be found."""
@@ -93,11 +93,11 @@ class RemoteSync:
                 await self.together(f"version {version}", {TRAINER: source.run(f"{BITS}:keep_bits")})
             await self.transfer(source, behind, version)
             if checked:
-                sent = (await source.run(f"{BITS}:kept_bits"))[0]
+                sent = (await source.run(f"{BITS}:kept_bits"))[0] or {}
                 kept = await self._kept_bits(checked, version)
                 for target in checked:
                     for came in kept[target.name]:
-                        compare_bits(sent, came, target.name, version)
+                        compare_bits(sent, came or {}, target.name, version)
         except BaseException:
             await self.release()
             raise

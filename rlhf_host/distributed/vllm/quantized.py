@@ -71,7 +71,7 @@ class Int8OnlineLinearMethod(OnlineLinearBase):
             is_channelwise=True, is_static_input_scheme=False, input_symmetric=True, module_name=type(self).__name__
         )
 
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         if getattr(layer, "_already_called_process_weights_after_loading", False):
             return
         weight = layer.weight
@@ -112,7 +112,7 @@ class ReadBack:
             method = _method(layer)
             method.process_weights_after_loading = partial(self._process, method.process_weights_after_loading, name)
 
-    def _process(self, process: Callable[[nn.Module], None], name: str, layer: nn.Module) -> None:
+    def _process(self, process: Callable[[nn.Module], None], name: str, layer: Any) -> None:
         """Notes what is expected, while the layer has its weights in the engine's own type."""
         weight, rounding = layer.weight.detach(), ROUNDINGS[type(_method(layer))]
         columns = torch.randint(weight.shape[1], (PROBED,), generator=self._drawn).to(weight.device)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rlhf_host.distributed.sync.bits import BITS, note_bits
+from rlhf_host.distributed.bits import BITS, note_bits
 from rlhf_host.distributed.vllm.startup import first_line
 from rlhf_host.errors import RunError
 from rlhf_host.models.adapter_files import CONFIG, WEIGHTS

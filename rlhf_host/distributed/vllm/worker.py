@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.platforms import current_platform
 
-from rlhf_host.distributed.sync.bits import BITS, bits_of
+from rlhf_host.distributed.bits import BITS, bits_of
 from rlhf_host.distributed.vllm.arguments import quantizes_online
 from rlhf_host.distributed.vllm.process import EndsWithHost
 from rlhf_host.distributed.vllm.weights import check_complete, parameter_names

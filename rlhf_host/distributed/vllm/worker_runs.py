@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rlhf_host.distributed.sync.bits import note_bits
+from rlhf_host.distributed.bits import note_bits
 from rlhf_host.engines.loading import call_by_path
 from rlhf_host.errors import RunError, first_line, in_one_line
 from rlhf_host.protocols import Buckets

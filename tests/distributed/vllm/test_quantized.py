@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_host.backends.weights import named_weights
-from rlhf_host.distributed.sync.bits import compare_bits, kept_bits
+from rlhf_host.distributed.bits import compare_bits, kept_bits
 from rlhf_host.distributed.sync.plugin import IPC, Broadcast, Checkpoint
 from rlhf_host.distributed.sync.remote import BITS
 from rlhf_host.distributed.vllm.arguments import QUANTIZATIONS

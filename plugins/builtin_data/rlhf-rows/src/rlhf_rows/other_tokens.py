@@ -81,7 +81,8 @@ class OtherTokens:
         if not about or about["tokens"]:
             raise UserError(f"{where_of(task)}: the row has tokens and no text, which the role {self.role!r} needs: give texts")
         beside = RowContext(about["system"], task.tools, task.template_kwargs)
-        example = Example(task.prompt, (task.ground_truth,), own_turns=about["own_turns"], beside=beside)
+        prompt = task.prompt if isinstance(task.prompt, str) else list(task.prompt)
+        example = Example(prompt, (task.ground_truth,), own_turns=about["own_turns"], beside=beside)
         try:
             units = self._marker.mark(example)
         except Malformed as fault:

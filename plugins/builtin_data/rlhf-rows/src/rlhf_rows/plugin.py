@@ -71,9 +71,9 @@ class DataSets:
 def refuse_rows(units: UnitSet, manager: PluginManager) -> None:
     """Raises ``UserError`` for the first row whose columns the algorithm cannot use (``check_labels``), with its place."""
     for key in (key for key in manager.names("check_labels") if manager.by_key[key].kind != "agent"):
-        for tasks in units.tasks().sources.values():
-            for begin in range(0, len(tasks), CHECKED):
-                some = [tasks[index] for index in range(begin, min(begin + CHECKED, len(tasks)))]
+        for name, source in units.sources.items():
+            for begin in range(0, len(source), CHECKED):
+                some = [source[index].task(index, name) for index in range(begin, min(begin + CHECKED, len(source)))]
                 for place, problem in (manager.call(key, "check_labels", tasks=some) or {}).items():
                     raise UserError(f"{where_of(some[place])}: {key} cannot use the row: {problem}")
 
