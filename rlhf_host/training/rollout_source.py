@@ -189,8 +189,8 @@ def add_prompts(experience: Experience, manager: PluginManager, needs: Needs, ro
     """
     own = {need.name for need in needs.roles if need.own_tokens}
     frozen = {need.name for need in needs.roles if not need.trainable} - own
-    done: dict[str, Any]
-    for noun, done, allowed in (("prompts", experience.prompts, frozen), ("rows", experience.rows, own)):
+    kinds: Any = (("prompts", experience.prompts, frozen), ("rows", experience.rows, own))
+    for noun, done, allowed in kinds:
         for key, written in manager.each(f"rewrite_{noun}", experience=experience):
             for role, given in written.items():
                 who = f"{key}: rewrite_{noun} gave {noun} for the role {role!r}"
