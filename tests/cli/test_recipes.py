@@ -140,8 +140,12 @@ def test_a_recipe_takes_two_small_steps_after_those_that_it_needs(script, folder
 
 
 @pytest.mark.parametrize("name", OWN_TESTS)
-def test_a_recipe_with_servers_is_checked(name, rlhf_here, folder, monkeypatch):
+def test_a_recipe_with_servers_is_checked(name, script, rlhf_here, folder, monkeypatch):
     monkeypatch.chdir(folder)
+    (recipe,) = [each for each in script.in_order() if each.name == name]
+    for before in recipe.before:
+        if not (model := folder / f"runs/recipes/{before}/model").exists():
+            write_tiny_model(model)
     done = rlhf_here("train", "--config", name, "--dry-run")
     assert done.exit_code == 0, done.output
     assert f"The run would be written to runs/recipes/{name}." in done.output

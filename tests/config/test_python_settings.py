@@ -152,7 +152,9 @@ def every_setting(whole: bool) -> Iterator[tuple[str, Any, Any, dict[str, Any]]]
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["some", "all"])
-def test_every_setting_once_by_both_ways(whole):
+def test_every_setting_once_by_both_ways(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("some").write_text("http://127.0.0.1:8000\n")  # what settings that name a file read, if they do
     wrong, without, kinds = [], [], set()
     for name, annotation, default, base in every_setting(whole):
         try:

@@ -74,7 +74,7 @@ def refuse_splits(options: DeepSpeed.Options, ranks: Ranks, model: nn.Module) ->
     weights before they are whole.
     """
     if options.zero_stage == 3 and (experts := expert_adapters(model)):
-        raise UserError(f"zero_stage 3 does not train {experts[0]}, an adapter of experts: choose stage 2, or --backend fsdp")
+        raise UserError(f"zero_stage 3 does not train {experts[0]}, an adapter of experts: choose stage 2, or another backend")
     if options.autotp_size > 1 and ranks.slices is not None:
         raise UserError("AutoTP and sequence_parallel both split a rank's work over its processes: leave one of them out")
     if options.autotp_size != (ranks.parts if ranks.slices is None else 1):

@@ -117,7 +117,7 @@ def refused_on_cpus(options: Any) -> str | None:
     if options.pipeline_parallel_size > 1:
         return "pipeline_parallel_size above 1 needs GPUs; tensor_parallel_size works on CPUs"
     if options.routed_experts:
-        return "routed_experts needs vLLM's second model runner, and so a GPU: leave it out, and --with router_replay"
+        return "routed_experts needs vLLM's second model runner, and so a GPU: leave it out, and what reads it"
     if "enable_chunked_prefill" in extra:
         return "extra.enable_chunked_prefill: on CPUs the engine sets this itself, so leave it out"
     if _speculation(extra):

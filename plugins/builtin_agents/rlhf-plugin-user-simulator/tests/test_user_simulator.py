@@ -243,6 +243,7 @@ def sums(messages, number):
 
 
 def test_a_run_trains_on_the_policys_tokens_alone(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo")
     data = tmp_path / "sums.jsonl"
     rows = [{"prompt": goal, "user": goal} for goal in ("17+35=", "4+4=", "41+29=")]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -265,6 +266,7 @@ def test_a_run_trains_on_the_policys_tokens_alone(tmp_path):
 
 
 def test_a_user_that_is_always_lost_ends_the_run_by_its_name(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo")
     with User(lambda messages, number: 500) as user, pytest.raises(rlhf_host.RunError, match="the user does not answer"):
         rlhf_host.train(
             algo="rloo",
@@ -289,6 +291,7 @@ def chat_model(directory):
 
 
 def test_a_frozen_role_of_a_run_plays_the_user(tmp_path):
+    pytest.importorskip("rlhf_plugin_rloo")
     row = {"prompt": [{"role": "system", "content": "Help."}], "user": {"goal": "Help.", "success": {"matches": "[aeiou]"}}}
     rlhf_host.train(
         algo="rloo",

@@ -86,11 +86,11 @@ def test_a_frozen_model_that_answers_has_an_engine_on_the_devices_of_its_role(pl
         found = {}
         for phase in json.loads(result.stdout)["phases"]:
             found.setdefault(phase["devices"], {})[phase["phase"]] = phase["bytes"]
-        return found["actor+rollout"], found["reference"]
+        return found[4], found[1]
 
     (_, alone), (_, mixed) = planned("xpo"), planned("nash_md")
     one, weights = alone["sampling"]["engine"], alone["sampling"]["weights"]
-    assert one == weights > 0
+    assert 2 * one == weights > 0  # its file has 16 bits, and the worker computes in 32
     assert "weights are sent" not in alone
     assert mixed["sampling"]["engine"] == 2 * one
     assert mixed["sampling"]["cache"] == 2 * alone["sampling"]["cache"] > 0

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from rlhf_host import AgentNeeds, Episode, EpisodeFailed, Picture, Policy, UserError, hookimpl
+from rlhf_host.installed import install_line
 from rlhf_plugin_shell.outputs import ENDED, shortened
 from rlhf_plugin_shell.sandboxed import LOGGED, SandboxAgent, SandboxOptions
 from rlhf_plugin_shell.sandboxes import Ran, Sandbox, SandboxFailed
@@ -61,7 +62,7 @@ class HarnessAgent(SandboxAgent):
         if not self.command:
             raise UserError("harness: agent.command is empty")
         if importlib.util.find_spec("rlhf_plugin_openai_agent") is None:
-            raise UserError("harness: programs need a package: pip install 'rlhf-plugin-shell[harness]'")
+            raise UserError(f"harness: programs need another package: {install_line('rlhf-plugin-openai-agent')}")
 
     @hookimpl
     def needs(self) -> AgentNeeds:

@@ -14,7 +14,8 @@ HOMES = 100_000
 """Number of groups whose server is remembered."""
 LOAD, IDLE = 2, 4
 """A server gets no request while it has ``LOAD`` times as many open as the server with the fewest (which counts with one more),
-and ``IDLE``. Bounded loads (arXiv:1608.01350) compare with the mean: with that, two of three servers may have all requests.
+and ``IDLE``. Bounded loads (Mirrokni et al., arXiv 1608.01350) compare with the mean: with that, two of three servers may have all
+requests.
 """
 
 

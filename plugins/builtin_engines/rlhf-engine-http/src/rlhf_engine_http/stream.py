@@ -71,7 +71,7 @@ def unfit(backend: str | None) -> str:
     """Returns why a server with this backend for weight transfer takes no stream."""
     had = "no backend" if backend is None else f"the backend {backend}"
     return (
-        f"it has {had} for weight transfer, where --engine.transfer stream needs {BACKEND} (pip install rlhf-engine-http beside"
+        f"it has {had} for weight transfer, where --engine.transfer stream needs {BACKEND} (rlhf-engine-http installed beside"
         " vLLM)"
     )
 
