@@ -34,7 +34,7 @@ def make_experience(
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     if any(AGENT in row.rewards for row in rows):
         weights = {**weights, AGENT: 1.0}
-    completions = _Completions.of(rows)
+    completions = _Completions.of(rows, version)
     shape = completions.rows
     turn_ids = RaggedTensor(completions.turns, shape, -1, torch.int64)
     action_mask = RaggedTensor(completions.turns >= 0, shape)
@@ -93,7 +93,7 @@ class _Completions:
     """Turn of its row that an action token belongs to; -1 for others."""
 
     @classmethod
-    def of(cls, rows: Sequence[Trajectory]) -> _Completions:
+    def of(cls, rows: Sequence[Trajectory], version: int) -> _Completions:
         counts = [[len(segment.token_ids) for segment in row.completion] for row in rows]
         lengths = np.array([sum(own) for own in counts], np.int64)
         total = int(lengths.sum())
@@ -108,7 +108,7 @@ class _Completions:
                 if segment.kind != "action":
                     continue
                 logprobs[place] = np.nan if segment.logprobs is None else segment.logprobs
-                versions[place] = segment.versions or 0
+                versions[place] = segment.versions or version  # what was not sampled does not age
                 turns[place] = turn
                 turn += 1
         of_rows = Rows(lengths, max(1, *lengths.tolist()) if len(rows) else 1)

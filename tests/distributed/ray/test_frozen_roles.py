@@ -156,7 +156,9 @@ def test_features_of_runs_work_with_it(tmp_path, ray_dir, mixes, more):
     rlhf_host.train(algo="rloo", agent=game, data=DATA, **settings(tmp_path / "run", ray_dir, **more))
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [1, 2, 3]
-    assert max(row["mismatch/max"] for row in rows) < 1e-3
+    exact = [row["mismatch/max"] for row in rows if "mismatch/max" in row]  # not of batches that older weights sampled
+    assert len(exact) >= (1 if "async_depth" in more else 3)
+    assert max(exact) < 1e-3
     assert min(row["grad_norm"] for row in rows) > 0
     if "actor.lora.rank" in more:
         here = Game(Game.Options(mixes=mixes))
