@@ -28,7 +28,7 @@ from minisweagent.models import get_model
 from minisweagent.utils.serialize import recursive_merge
 
 IS_OVER = ("context_length_exceeded", "ContextWindowExceeded", "episode_budget")
-"""What an error says that ends an episode like a limit: the tests judge what is there."""
+"""The words of an error that ends an episode like a limit: the tests judge what is there."""
 
 
 class Sandbox(LocalEnvironment):

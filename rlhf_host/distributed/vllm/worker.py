@@ -82,7 +82,7 @@ class WeightLoading(EndsWithHost):
         return str(settings.dtype).removeprefix("torch."), tuple(sorted(others))
 
     def replace_weights(self, buckets: Buckets) -> dict[str, int] | None:
-        """Replaces all weights. The tensors of a bucket may change once the next is asked for. Returns what ``sent_bits``
+        """Replaces all weights. The tensors of a bucket may change once the next is asked for. Returns what ``compare_bits``
         compares, if log-probabilities cannot tell that all came right.
 
         The model's own ``load_weights`` is not enough: on a CPU weights are packed for oneDNN after the first load, and packed

@@ -27,7 +27,7 @@ from rlhf_host.records.tensors import TopK
 TEACHER, STUDENT = 11, 7
 SHARED = torch.tensor([[0, 3], [4, 1], [9, 6], [10, 0]])
 ROWS, ENDS, OTHER_ENDS = 2, ([1, 3, 4, 6], [2, 3]), ([2, 3, 5, 6], [1, 2])
-"""Where pieces of text end in each row, in tokens of the student and of the teacher."""
+"""Ends of pieces of text in each row, in tokens of the student and of the teacher."""
 
 
 def logs(seed, *shape):

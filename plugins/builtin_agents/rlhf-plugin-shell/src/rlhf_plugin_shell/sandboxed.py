@@ -1,4 +1,4 @@
-"""What agents share whose episodes are played in a sandbox: files before, tests after, and the reward."""
+"""A base of agents whose episodes are played in a sandbox: files before, tests after, and the reward."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from rlhf_plugin_user_simulator.user import RoleUser, ServedUser, Talk, seed_of
 log = logging.getLogger(__name__)
 
 GREETING = "Hi! How can I help you?"
-"""What a user reads before it opens a conversation. The policy does not see it."""
+"""Instructions that a user reads before it opens a conversation. The policy does not see them."""
 
 
 class UserSimulator:

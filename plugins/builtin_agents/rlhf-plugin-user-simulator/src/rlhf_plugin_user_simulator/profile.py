@@ -1,4 +1,4 @@
-"""What a row says of its user: the goal, who it is, and how success is judged."""
+"""The user of a row: the goal, who it is, and how success is judged."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ __all__ = ["SDPO", "Distill", "OnPolicyDistill"]
 
 
 class Taught:
-    """What both algorithms do for their teachers: roles, the rows that each teaches, and rows in its own tokens."""
+    """The part of both algorithms that serves their teachers: roles, the rows that each teaches, and rows in its own tokens."""
 
     options: Any
 

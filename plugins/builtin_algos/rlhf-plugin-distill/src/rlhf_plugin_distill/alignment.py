@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What tokens say, up to the first special one."""
+    """The text of tokens, up to the first special one."""
 
     text: str
     """Bytes that are no UTF-8 are the sign U+FFFD."""

@@ -1,4 +1,4 @@
-"""What the engine knows of each server, of the run's model and of the weights that servers should have."""
+"""Knowledge of the engine: of each server, of the run's model and of the weights that servers should have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model did and cost, for each step and for the whole run."""
+"""Counts of what a model did and cost, for each step and for the whole run."""
 
 from __future__ import annotations
 
