@@ -85,11 +85,8 @@ class WeightLoader:
 
     def load(self, buckets: Buckets, version: int) -> None:
         engine = self._engine
-
-        def replace() -> None:
-            note_bits(self.state, engine._weights.load(engine.llm, buckets))
-
-        engine._submit(lambda: engine._load(replace, version)).result()
+        work = lambda: note_bits(self.state, engine._weights.load(engine.llm, buckets))  # noqa: E731
+        engine._submit(lambda: engine._load(work, version)).result()
 
 
 def check_complete(expected: set[str], names: set[str]) -> None:

@@ -34,6 +34,14 @@ CHECKED_S = 1.0
 """Seconds between two looks at the size of a container, while a command runs."""
 
 
+def encoded_command(command: str) -> bytes:
+    """Returns a command as a sandbox takes it. Raises ``ValueError`` for one that is too long or has a zero byte."""
+    encoded = command.encode("utf-8", "replace")
+    if len(encoded) > LONGEST_COMMAND or b"\0" in encoded:
+        raise ValueError(f"a command has at most {LONGEST_COMMAND} bytes, and no zero byte")
+    return encoded
+
+
 def command_script(begins: str, ends: str) -> str:
     """Returns a script that runs ``$2`` in the folder ``$3`` in the state ``$4``; in one line, so that messages of ``bash`` count
     the command's own lines.
@@ -129,9 +137,7 @@ class Container:
         sees: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> Ran:
-        encoded = command.encode("utf-8", "replace")
-        if len(encoded) > LONGEST_COMMAND or b"\0" in encoded:
-            raise ValueError(f"a command has at most {LONGEST_COMMAND} bytes, and no zero byte")
+        encoded = encoded_command(command)
         if self._size >= 2 * self.limits.disk:
             return Ran("disk", None, "", 0.0)
         if fresh:

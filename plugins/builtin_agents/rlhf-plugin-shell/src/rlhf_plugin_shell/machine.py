@@ -11,9 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf_plugin_code_exec.shells import LONGEST_COMMAND
-
-from rlhf_plugin_shell.container import CLEARED, EMPTIED, EMPTY, STATE, archive, command_script
+from rlhf_plugin_shell.container import CLEARED, EMPTIED, EMPTY, STATE, archive, command_script, encoded_command
 from rlhf_plugin_shell.sandboxes import File, Ran, ShellLimits
 from rlhf_plugin_shell.service import Result, ServiceFailed, failed, is_one_of, tried
 
@@ -169,9 +167,7 @@ class Machine:
         sees: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> Ran:
-        encoded = command.encode("utf-8", "replace")
-        if len(encoded) > LONGEST_COMMAND or b"\0" in encoded:
-            raise ValueError(f"a command has at most {LONGEST_COMMAND} bytes, and no zero byte")
+        encoded = encoded_command(command)
         if fresh:
             await self._settle()
         given = {f"{name.upper()}_DIR": f"/{name}" for name in sees} | {"TMPDIR": "/tmp"} | dict(variables or {})
