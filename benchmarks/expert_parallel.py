@@ -68,14 +68,14 @@ def batch(tokens: int, experts: int, layers: int) -> Any:
 
 
 class Traffic:
-    """Bytes that come from other ranks, by kind."""
+    """Bytes that come from other ranks, by kind, under the names that PyTorch 2.13's FSDP2 calls."""
 
     def __init__(self) -> None:
         self.bytes = {"weights": 0.0, "tokens": 0.0}
 
     @contextlib.contextmanager
     def counted(self) -> Any:
-        gather, scatter, swap = dist.all_gather_into_tensor, dist.reduce_scatter_tensor, dist.all_to_all_single
+        gather, scatter, swap = dist.all_gather_single, dist.reduce_scatter_single, dist.all_to_all_single
 
         def others(group: Any) -> float:
             size = dist.get_world_size(group)
@@ -95,7 +95,7 @@ class Traffic:
             self.bytes["tokens"] += output.nbytes * share
             return swap(output, input, sizes, *rest, group=group)
 
-        patches = {"all_gather_into_tensor": gathered, "reduce_scatter_tensor": scattered, "all_to_all_single": swapped}
+        patches = {"all_gather_single": gathered, "reduce_scatter_single": scattered, "all_to_all_single": swapped}
         with mock.patch.multiple(dist, **patches):
             yield
 
@@ -199,6 +199,8 @@ def main() -> None:
                     float(np.abs(own[0]["gradients"][name] - value).max() / np.abs(value).max())
                     for name, value in first["gradients"].items()
                 ]
+                if size > 1 and not own[0]["weights"]:
+                    raise SystemExit("No weights were counted: this PyTorch exchanges them by calls of another name.")
                 most = {key: max(each[key] for each in own) / 1e6 for key in ("held", "whole", "weights", "tokens", "peak")}
                 said = ", ".join(f"{key} {value}" for key, value in options.items()) or "-"
                 norm = abs(own[0]["norm"] / first["norm"] - 1)

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -54,14 +55,16 @@ class Process:
         folder.mkdir(exist_ok=True)
 
     def start(self) -> Process:
-        command = [sys.executable, __file__, "serve", str(self.model), str(self.port), str(self.answers)]
+        command = [sys.executable, __file__, "serve", str(self.model), str(self.place.fileno()), str(self.answers)]
         environment = dict(os.environ)
         if self.vllm:
             command, more = vllm_command(self.model, self.port, self.folder)
             command += self.flags
             environment |= more
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True, pass_fds=(self.place.fileno(),)
+            )
         return self
 
     def wait(self) -> Process:
@@ -109,7 +112,7 @@ def processes(model: Path, folder: Path, count: int, *, vllm: bool, flags: Seque
             server.place.close()
 
 
-def serve(model: str, port: str, answers: str) -> None:
+def serve(model: str, place: str, answers: str) -> None:
     """The stand-in, which notes seed and weights of each answer that a client took."""
     sys.path.insert(0, str(TESTS))
     import torch
@@ -127,7 +130,7 @@ def serve(model: str, port: str, answers: str) -> None:
                     file.write(json.dumps(row) + "\n")
             return answer
 
-    with Noting(model, port=int(port)):
+    with Noting(model, place=socket.socket(fileno=int(place))):
         threading.Event().wait()
 
 

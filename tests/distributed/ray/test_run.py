@@ -211,6 +211,39 @@ def test_a_run_whose_worker_dies_begins_again_from_its_last_checkpoint(rlhf, sma
     assert [row["step"] for row in metrics(run)] == list(range(1, 13))
 
 
+@pytest.mark.parametrize("killed", ["controller", "supervisor"])
+def test_a_run_goes_on_after_its_controller_or_its_supervisor_is_killed(rlhf, small_run, tmp_path, ray_dir, killed):
+    """After the supervisor, when the same command is given again."""
+    psutil = pytest.importorskip("psutil")
+    saved = ("--checkpoint.every", "1", "--train.steps", "12")
+    rlhf.run(*small_run, *saved, "--run-dir", tmp_path / "whole")
+    run = tmp_path / "run"
+    command = (*small_run, *saved, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", run, "--max-restarts", "1")
+    process = rlhf.start(*command)
+    deadline = time.monotonic() + 300
+    while not (run / "checkpoints/step-000003").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (controller,) = psutil.Process(process.pid).children()
+    if killed == "controller":
+        controller.kill()
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        assert "it was killed by SIGKILL" in err
+        assert "(restart 1 of 1)" in err
+    else:
+        process.kill()
+        process.communicate(timeout=300)
+        assert not psutil.wait_procs([controller], timeout=300)[1]
+        done = rlhf.run(*command)
+        out, err = done.stdout, done.stderr
+    assert "Traceback" not in out + err
+    rewards = [[row["reward/mean"] for row in metrics(each)] for each in (run, tmp_path / "whole")]
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
+    assert [row["step"] for row in metrics(run)] == list(range(1, 13))
+
+
 PYTHON = """
 import sys
 import rlhf_host

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import random
-import threading
 
 from aiohttp import WSMsgType, web
+from rlhf_authoring.served import Served
 
 SCHEMA = {"properties": {"number": {"type": "integer"}, "metadata": {"type": "object"}}, "required": ["number"]}
 
 
-class Server:
+class Server(Served):
     """A game: guess a number below 10. ``fault`` is what goes wrong; ``room`` is how many sessions there may be."""
 
     def __init__(self, fault="", room=4, schema=SCHEMA):
@@ -18,24 +18,8 @@ class Server:
         self.open = self.most = self.sessions = 0
         self.resets = []
 
-    def __enter__(self):
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_):
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _start(self):
-        app = web.Application()
-        app.router.add_get("/schema", self._schema)
-        app.router.add_get("/ws", self._play)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return "http://{}:{}".format(*self._runner.addresses[0])
+    def routes(self):
+        return [web.get("/schema", self._schema), web.get("/ws", self._play)]
 
     async def _schema(self, request):
         return web.json_response({"action": self.schema, "observation": {}})

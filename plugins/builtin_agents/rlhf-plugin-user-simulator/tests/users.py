@@ -1,37 +1,21 @@
 """A server of OpenAI's API that plays the user a test wants, and a policy that says its words in turn."""
 
-import asyncio
-import threading
-
 from aiohttp import web
+from rlhf_authoring.served import Served
 
 from rlhf_host import Reply, Segment, Task, Trajectory
 
 
-class User:
+class User(Served):
     """``say(messages, number)`` gives the user's words, or a status that is none of success."""
+
+    path = "/v1"
 
     def __init__(self, say):
         self.say, self.asked = say, []
 
-    def __enter__(self):
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_):
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _start(self):
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return "http://{}:{}/v1".format(*self._runner.addresses[0])
+    def routes(self):
+        return [web.post("/v1/chat/completions", self._chat), web.get("/v1/models", self._models)]
 
     async def _models(self, request):
         return web.json_response({"object": "list", "data": []})

@@ -1,37 +1,23 @@
 """A reward server that does what a test tells it."""
 
 import asyncio
-import threading
 
 from aiohttp import web
+from rlhf_authoring.served import Served
 
 
-class Server:
+class Server(Served):
     """``answer(body, number)`` gives what is answered: an object, text with a status and perhaps headers, or a time to wait
     before. What is asked with GET gets the reward 9."""
+
+    path = "/get_reward"
 
     def __init__(self, answer):
         self.answer, self.asked, self.headers = answer, [], []
         self.open = self.most = 0
 
-    def __enter__(self):
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_):
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _start(self):
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/get_reward", self._get)
-        app.router.add_get("/{any}", self._page)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return "http://{}:{}/get_reward".format(*self._runner.addresses[0])
+    def routes(self):
+        return [web.post("/get_reward", self._get), web.get("/{any}", self._page)]
 
     async def _page(self, request):
         return web.json_response({"rewards": [9.0]})

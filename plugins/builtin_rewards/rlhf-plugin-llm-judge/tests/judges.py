@@ -3,9 +3,9 @@
 import asyncio
 import json
 import re
-import threading
 
 from aiohttp import web
+from rlhf_authoring.served import Served
 
 from rlhf_host import Segment, Task, Trajectory
 
@@ -14,31 +14,17 @@ class Raw(str):
     """Not JSON, though it says so."""
 
 
-class Judge:
+class Judge(Served):
     """``say(text, number)`` gives the words, a status, a time to wait before, or a whole answer: ``Raw`` text or a JSON value."""
+
+    path = "/v1"
 
     def __init__(self, say, key=None, models=None, usage=True, takes_s=0.0):
         self.say, self.key, self.models, self.usage, self.takes_s, self.asked = say, key, models, usage, takes_s, []
         self.open = self.most = 0
 
-    def __enter__(self):
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
-        return self
-
-    def __exit__(self, *_):
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    async def _start(self):
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return "http://{}:{}/v1".format(*self._runner.addresses[0])
+    def routes(self):
+        return [web.post("/v1/chat/completions", self._chat), web.get("/v1/models", self._models)]
 
     def _allowed(self, request):
         return self.key is None or request.headers.get("Authorization") == f"Bearer {self.key}"
