@@ -44,9 +44,9 @@ ON_ROWS = ("sft", "distill")
 LR = 1e-3
 
 
-def right(trajectories: Any, context: Any) -> list[float]:
+def right(text: str, label: str) -> float:
     """Returns 1 for the right word."""
-    return [float(row.text.strip() == str(row.task.ground_truth).strip()) for row in trajectories]
+    return float(text.strip() == label.strip())
 
 
 def pieces() -> PreTrainedTokenizerFast:
@@ -160,20 +160,18 @@ def curve(out: Path, name: str, teacher: Path, student: Path, texts: Sequence[st
     return [accuracy(student), *map(accuracy, saved)]
 
 
-def table(out: Path, seeds: Sequence[int], steps: int) -> str:
-    """Returns the median curve of each variant in Markdown, with the lowest and highest end."""
+def table(out: Path, seeds: Sequence[int], steps: int) -> None:
+    """Prints the median curve of each variant in Markdown, with the lowest and highest end."""
     teacher, student = prepared(out)
     texts = answers(teacher)
     print(f"teacher {accuracy(teacher):.2f}, student {accuracy(student):.2f}", flush=True)
-    lines = [f"| | {' | '.join(f'step {step}' for step in range(0, steps + 1, EVERY))} | ends |"]
-    lines.append("|---" * (steps // EVERY + 3) + "|")
+    print(f"| | {' | '.join(f'step {step}' for step in range(0, steps + 1, EVERY))} | ends |")
+    print("|---" * (steps // EVERY + 3) + "|", flush=True)
     for name in VARIANTS:
         curves = [curve(out, name, teacher, student, texts, seed, steps) for seed in seeds]
         medians = " | ".join(f"{statistics.median(values):.2f}" for values in zip(*curves, strict=True))
         ends = [values[-1] for values in curves]
-        lines.append(f"| {name} | {medians} | {min(ends):.2f} to {max(ends):.2f} |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
+        print(f"| {name} | {medians} | {min(ends):.2f} to {max(ends):.2f} |", flush=True)
 
 
 def main() -> None:
@@ -183,7 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/other-tokenizers"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    print(table(options.out, options.seeds, options.steps))
+    table(options.out, options.seeds, options.steps)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Metrics of servers."""
 
+import asyncio
+
 import pytest
 from aiohttp import web
 from rlhf_engine_http.dialects import DIALECTS
@@ -70,6 +72,18 @@ def test_metrics_of_each_server_and_of_all(tiny, rig):
         engine.sample()
         assert metrics_of(engine)["prefix_known"] == 1.0
         assert metrics_of(engine)[f"{a}/requests"] == 0
+
+
+def test_bytes_for_servers_that_load_together_are_a_sum(tiny, rig, monkeypatch):
+    load = DIALECTS["sglang"].load
+
+    async def loads(*arguments, **more):
+        await asyncio.sleep(0.05)
+        return await load(*arguments, **more) + 1_000_000
+
+    monkeypatch.setattr(DIALECTS["sglang"], "load", loads)
+    with Sglang(tiny) as one, Sglang(tiny) as other:
+        assert metrics_of(rig(one, other))["load_gb"] == pytest.approx(0.002)
 
 
 def test_counters_of_a_server_that_was_started_again_begin_anew(tiny, rig):

@@ -535,9 +535,10 @@ class Fleet:
         try:
             if await dialect.label(connection) != weights.label:
                 self.measures.restarts += server.state == "down"
-                self.measures.load_bytes += await dialect.load(
+                streamed = await dialect.load(
                     connection, weights.stored, weights.label, self.options.load_s, streams=self.meeting.streams(server)
                 )
+                self.measures.load_bytes += streamed
             if (label := await dialect.label(connection)) != weights.label:
                 raise UserError(f"it calls its weights {label!r} after loading {weights.label!r}")
             likeliest = await self.meeting.likeliest(server)
