@@ -30,6 +30,7 @@ WORDS = [
 ]
 SUMS = [(f"{WORDS[a]} plus {WORDS[b]} is", f" {WORDS[a + b]}") for a in range(10) for b in range(10)]
 WRONG = 0.7
+DRAWS = 50
 EVERY = 10
 OWN = {"own_tokens": True}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -135,8 +136,8 @@ def prepared(out: Path) -> tuple[Path, Path]:
     """Returns the teacher and the student as it begins."""
     draw = random.Random(0)
     rows = [{"prompt": prompt, "completion": answer} for prompt, answer in SUMS]
-    mixed = [{**row, "completion": f" {draw.choice(WORDS)}"} if draw.random() < WRONG else row for row in rows]
-    return learnt(out, "teacher", whole_words(), rows, 300), learnt(out, "student", pieces(), mixed, 200)
+    mixed = [{**row, "completion": f" {draw.choice(WORDS)}"} if draw.random() < WRONG else row for row in rows * DRAWS]
+    return learnt(out, "teacher", whole_words(), rows, 300), learnt(out, "student", pieces(), mixed, 400)
 
 
 def curve(out: Path, name: str, teacher: Path, student: Path, texts: Sequence[str], seed: int, steps: int) -> list[float]:
