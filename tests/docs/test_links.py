@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,16 @@ def test_every_plugins_readme_leads_to_its_page(readme):
     assert (
         f"https://github.com/rlhf-host/rlhf-host/blob/main/docs/reference/plugins/{readme.parent.name}.md" in readme.read_text()
     )
+
+
+def test_no_row_of_a_table_is_on_a_page_twice():
+    """Headings of tables are."""
+    found = []
+    for page in (page for page in PAGES if "reference" not in page.parts):
+        lines = page.read_text(encoding="utf-8").splitlines()
+        rows = [line for line, below in pairwise([*lines, ""]) if line.startswith("| ") and not below.startswith("|--")]
+        found += [f"{page.name}: {row}" for row, times in Counter(rows).items() if times > 1 and len(row) > 60]
+    assert found == []
 
 
 def test_no_file_links_to_a_page_of_ours_that_is_not_published():

@@ -209,6 +209,8 @@ def test_workers_get_the_loss_at_the_first_token_of_each_piece(top_k):
     assert (term.coefficient, term.mask.name) == (0.5, "math/taught")
     assert (term.values != 0).tolist() == taught.tolist()
     assert float(metrics["math/aligned"].values.mean()) == pytest.approx(5 / 6)
+    ones = [[one == 1 == other for one, _, other in row] for row in batch.own["math/spans"].tolist()]
+    assert metrics["math/same_tokens"].values.tolist() == ones
     if not top_k:
         share = len(SHARED) / TEACHER
         first = [chained(teacher[0].tolist(), seen.completion_ids[0].tolist(), 0, 2, "last"), student[0, 0].exp().tolist()]

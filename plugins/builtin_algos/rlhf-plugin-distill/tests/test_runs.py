@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import rlhf_plugin_distill
 from click.testing import CliRunner
 
 from rlhf_host.cli.main import main
@@ -56,13 +57,23 @@ def values(tmp_path, name):
 
 @pytest.mark.parametrize("student", ["student", "chat"])
 @pytest.mark.parametrize("more", [(), ("--algo.across", "uld"), ("--algo.top-k", "16", "--algo.beta", "0.5")])
-def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(more, student, rlhf, tmp_path):
+def test_a_student_comes_nearer_to_a_teacher_with_another_tokenizer(more, student, rlhf, tmp_path, caplog):
     teacher = "pieces" if student == "student" else "inst"
     result = rlhf("distill", "--algo.own-tokens", "true", "--data.epochs", "8", *more, student=student, teacher=teacher)
     assert result.exit_code == 0, result.output
     found = values(tmp_path, "teacher/divergence")
     assert found[-1] < 0.8 * found[0], found
     assert min(values(tmp_path, "teacher/aligned")) > 0.95
+    assert min(values(tmp_path, "teacher/same_tokens")) > 0.5
+    assert "one token of the teacher" not in caplog.text
+
+
+def test_a_teacher_that_shares_few_tokens_is_named_once(rlhf, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(rlhf_plugin_distill, "FEW", 1.01)
+    rlhf("distill", "--algo.own-tokens", "true", student="student", teacher="pieces")
+    assert len(values(tmp_path, "teacher/same_tokens")) > 1
+    share = values(tmp_path, "teacher/same_tokens")[0]
+    assert caplog.text.count(f"{100 * share:.0f} % of the pieces of text are one token of the teacher 'teacher'") == 1
 
 
 @pytest.mark.parametrize("student", ["student", "chat"])

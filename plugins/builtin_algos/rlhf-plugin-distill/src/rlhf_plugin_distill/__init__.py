@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SDPO", "Distill", "OnPolicyDistill"]
 
+log = logging.getLogger(__name__)
+
+FEW = 0.5
+"""Share of pieces that are one token of both, below which a run is warned."""
+
 
 class Taught:
     """The part of both algorithms that serves their teachers: roles, the rows that each teaches, and rows in its own tokens."""
@@ -46,6 +52,7 @@ class Taught:
         self._context: RunContext | None = None
         self._readers: dict[str, OwnTokens] = {}
         self._spans: tuple[Experience, dict[str, Tensor]] | None = None
+        self._warned: set[str] = set()
 
     def teachers(self) -> tuple[RoleNeed, ...]:
         return tuple(RoleNeed(name, source=None, own_tokens=self.options.own_tokens) for name in self.options.teachers)
@@ -99,7 +106,26 @@ class Taught:
             return {}
         read = {name: reader.read(experience, self._rows_of(name, experience)) for name, reader in self._own().items()}
         self._spans = experience, {name: table for name, (_, table) in read.items()}
+        if getattr(self.options, "signal", "full") == "full":
+            for name, table in self._spans[1].items():
+                self._warn_of_other_tokens(name, table)
         return {name: rows for name, (rows, _) in read.items()}
+
+    def _warn_of_other_tokens(self, name: str, table: Tensor) -> None:
+        """Says once that most pieces of text are other tokens for the teacher than for the actor."""
+        from rlhf_plugin_distill.other_vocabulary import one_of_both
+
+        pieces = int((table[..., 0] > 0).sum())
+        share = float(one_of_both(table).sum()) / max(pieces, 1)
+        if pieces and share < FEW and name not in self._warned:
+            self._warned.add(name)
+            log.warning(
+                "%.0f %% of the pieces of text are one token of the teacher %r and of the actor. In all others the loss compares"
+                " probabilities by their size, not by their text, and may teach the wrong ones: see NAME/same_tokens, and take"
+                " on_policy_distill with --algo.signal sample, or sft on the teacher's answers",
+                100 * share,
+                name,
+            )
 
     def _own(self) -> dict[str, OwnTokens]:
         """Returns the readers of the teachers' tokens."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_host import LOSS, Batch, Distribution, Extra, LossTerm, Metric, Outputs
 from rlhf_plugin_distill.divergence import token_divergence
 from rlhf_plugin_distill.options import OnPolicyDistillOptions, Options
-from rlhf_plugin_distill.other_vocabulary import Spans, likeliest_loss, measures, whole_loss
+from rlhf_plugin_distill.other_vocabulary import Spans, likeliest_loss, measures, one_of_both, whole_loss
 
 TAUGHT = "taught"
 """Name of the mask of the tokens, or first tokens of pieces of text, that some teacher teaches, where rows have one each."""
@@ -37,8 +37,10 @@ def distillation(
         for part, measured in parts.items():
             yield Metric(f"{prefix}{part}", measured.detach(), places)
         if options.own_tokens:
-            counts = torch.where(places, batch.own[f"{name}/spans"][..., 0], 0).double()
+            spans = batch.own[f"{name}/spans"]
+            counts = torch.where(places, spans[..., 0], 0).double()
             yield Metric(f"{prefix}aligned", counts, batch.own[f"{name}/read"])
+            yield Metric(f"{prefix}same_tokens", one_of_both(spans).double(), places)
 
 
 def text_divergence(

@@ -37,6 +37,11 @@ class Spans:
         return cls(rows, begin, count, other_begin, other_count)
 
 
+def one_of_both(table: Tensor) -> Tensor:
+    """Returns ``[B, T]``: whether a piece of ``[B, T, 3]``, as in ``Spans.of``, is one token of both: the same bytes."""
+    return (table[..., 0] == 1) & (table[..., 2] == 1)
+
+
 def joint(
     logprobs: Tensor, rows: Tensor, begin: Tensor, count: Tensor, merge: Literal["last", "first"]
 ) -> tuple[Tensor, Tensor]:
