@@ -94,6 +94,19 @@ def test_experts_that_two_ranks_share_train_as_whole_ones(rlhf, small_run, tiny_
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-2)
 
 
+@pytest.mark.parametrize("backend", [("fsdp",), ("deepspeed", "--backend.zero-stage", "2")], ids=lambda given: given[0])
+def test_adapters_of_experts_train_on_two_ranks_as_on_one(rlhf, small_run, tiny_model, experts, tmp_path, backend):
+    flags = [experts if flag == tiny_model else flag for flag in small_run]
+    common = [*flags, "--actor.adam-eps", "1e-4", "--actor.lora.rank", "4", "--actor.lora.targets", "all-linear,experts"]
+    rlhf.run(*common, "--run-dir", tmp_path / "one")
+    two = ("--backend", *backend, "--placement", "actor=2", "--placement", "rollout=1")
+    rlhf.run(*common, *RAY, *two, "--run-dir", tmp_path / "two")
+    for one, both in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert both["mismatch/max"] < 1e-4
+        for name in NAMES:
+            assert both[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
 def test_a_run_that_cannot_split_its_experts_is_refused_before_it_starts(rlhf, small_run, tiny_model, experts, tmp_path):
     flags = [experts if flag == tiny_model else flag for flag in small_run]
     place = (*RAY, *SPLIT, "--run-dir", tmp_path / "run")

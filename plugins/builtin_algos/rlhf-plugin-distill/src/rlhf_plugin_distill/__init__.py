@@ -106,7 +106,7 @@ class Taught:
             return {}
         read = {name: reader.read(experience, self._rows_of(name, experience)) for name, reader in self._own().items()}
         self._spans = experience, {name: table for name, (_, table) in read.items()}
-        if getattr(self.options, "signal", "full") == "full":
+        if getattr(self.options, "signal", "full") == "full" and getattr(self.options, "alpha", 1.0) == 1.0:
             for name, table in self._spans[1].items():
                 self._warn_of_other_tokens(name, table)
         return {name: rows for name, (rows, _) in read.items()}
@@ -121,8 +121,8 @@ class Taught:
             self._warned.add(name)
             log.warning(
                 "%.0f %% of the pieces of text are one token of the teacher %r and of the actor. In all others the loss compares"
-                " probabilities by their size, not by their text, and may teach the wrong ones: see NAME/same_tokens, and take"
-                " on_policy_distill with --algo.signal sample, or sft on the teacher's answers",
+                " probabilities by their size, not by their text, and may teach the wrong ones: see NAME/same_tokens. Take"
+                " distill with the likelihood of the texts (--algo.alpha 0.6), or on_policy_distill with --algo.signal sample",
                 100 * share,
                 name,
             )
