@@ -29,6 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_name("defects.toml")
 _RANKS = "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_ranks.py::test_"
 NEAR = {
+    "plugins/builtin_backends/rlhf-backend-fsdp/src/rlhf_backend_fsdp/experts": (
+        "plugins/builtin_backends/rlhf-backend-fsdp/tests/test_exchange.py"
+    ),
+    "plugins/builtin_engines/rlhf-engine-http": " ".join(
+        f"plugins/builtin_engines/rlhf-engine-http/tests/test_{name}.py" for name in ("servers", "membership")
+    ),
+    "plugins/builtin_algos/rlhf-plugin-distill": "plugins/builtin_algos/rlhf-plugin-distill/tests/test_other_vocabulary.py",
+    "rlhf_host/distributed/bits": "tests/distributed/sync/test_bits.py",
+    "rlhf_host/records/token_sets": "tests/records/test_token_sets.py tests/training/test_truncated_sampling.py",
     "plugins/builtin_backends/rlhf-backend-fsdp": " ".join(
         _RANKS + name
         for name in (

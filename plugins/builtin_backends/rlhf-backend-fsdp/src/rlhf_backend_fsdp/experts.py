@@ -129,7 +129,7 @@ def _exchanged(compute: Any, own: int, group: Any, hidden_states: Tensor, top_k_
     back = _Exchange.apply(results, received, sent, group)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
-    back = back[places].view(*top_k_index.shape, -1)
+    back = back[places].view(*top_k_index.shape, hidden_states.shape[-1])
     return (back * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
 
 
