@@ -137,10 +137,10 @@ def refusals(config: RunConfig, traits: RunTraits, needs: Needs) -> Iterator[str
     most, drawn = traits.engine.support, config.rollout
     if (cut := drawn.truncated_by) and config.from_trajectories is None and most < MOST and not 0 < drawn.top_k <= most:
         name, off = next(iter(cut.items()))
-        tells = f"tells up to {most}: set --rollout.top-k from 1 to {most}, too" if most else "does not tell them"
+        tells = f"tells up to {most}: set --rollout.top-k from 1 to {most}, too, or" if most else "does not tell them:"
         yield (
             f"rollout.{name} is {getattr(drawn, name):g}: training has to know which tokens could be drawn, and engine {engine}"
-            f" {tells}, or choose another --engine, or set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
+            f" {tells} choose another --engine, or set --rollout.{name.replace('_', '-')} {off:g} (eval.{name} may be set)"
         )
     if config.sync.adapter == "adapter":
         merged = "leave --sync.adapter out, and engines get merged weights"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from rlhf_host.config.schema import RoleConfig, RunConfig
 from rlhf_host.config.tree import MANY, NAMED, ROLES, SHORT, SHORTHANDS, SINGLE, Names, Path, annotation_at
 from rlhf_host.errors import PluginError, a, closest, near_matches
-from rlhf_host.plugins.discovery import discover
+from rlhf_host.plugins.discovery import PluginInfo, discover
 from rlhf_host.plugins.hints import of_flag, of_nobody
 from rlhf_host.plugins.options import Option, describe_options, options_model
 from rlhf_host.plugins.selection import find, load, parse_choice
@@ -105,12 +105,11 @@ def _or(flags: list[str]) -> str:
     return f"; did you mean {' or '.join(shown)}?" if shown else ""
 
 
-def _options(kind: str, spec: str) -> list[Option] | None:
-    """The options of a plugin; ``None`` for one that cannot be imported."""
-    try:
-        return describe_options(options_model(load(find(kind, spec))))
-    except PluginError:
-        return None
+def _options(info: PluginInfo) -> list[Option]:
+    """The options of a plugin; none for one that cannot be imported."""
+    with suppress(PluginError):
+        return describe_options(options_model(load(info)))
+    return []
 
 
 def _option_flags(key: str, text: str) -> Iterator[str]:
@@ -119,7 +118,7 @@ def _option_flags(key: str, text: str) -> Iterator[str]:
         return
     with suppress(PluginError):
         alias, spec = ("", text) if key in SINGLE else parse_choice(text)
-        for option in _options(kind, spec) or ():
+        for option in _options(find(kind, spec)):
             yield ".".join(filter(None, (key, alias, option.name))).replace("_", "-")
 
 
@@ -130,9 +129,7 @@ def of_plugin(name: str) -> str:
         own, key = info.name.replace("_", "-"), CHOICES.get(info.kind)
         if key is None or not f"{name}-".startswith(f"{own}-"):
             continue
-        options = [] if info.kind == "preset" else _options(info.kind, f"{info.distribution}:{info.name}")
-        if options is None:
-            continue
+        options = [] if info.kind == "preset" else _options(info)
         choice, option = f"--{key} {info.name}", name.removeprefix(f"{own}-")
         prefix = f"{choice} --{key}" if key in SINGLE else f"{choice} --{key}.{info.name}"
         if info.kind in NAMED and Names().place(info.name.replace("-", "_"))[1]:
@@ -144,8 +141,16 @@ def of_plugin(name: str) -> str:
     return "".join(hints[:2])
 
 
+def of_others(own: PluginInfo, name: str) -> str:
+    """Returns the one or two other plugins of the kind that have an option, ``; engine 'http' has it``, or nothing."""
+    kin, option = [info for info in discover() if info.kind == own.kind], name.replace("-", "_")
+    have = [repr(info.name) for info in kin if option in [each.name for each in _options(info)]]
+    return f"; {own.kind} {' or '.join(have)} has it" if 0 < len(have) < 3 else ""
+
+
 def option_examples(plugin: str, flag: str) -> str:
     """``--kl.coef VALUE`` for each option that an extension or runtime must have, or for those that it may."""
-    options = _options(Names().plugins[plugin], plugin) or []
+    kind = Names().plugins[plugin]
+    options = [each for info in discover() if (info.kind, info.name) == (kind, plugin) for each in _options(info)]
     shown = [option for option in options if option.default is None] or options
     return " or ".join(f"{flag}.{option.name.replace('_', '-')} VALUE" for option in shown[:3]) or f"{flag}.OPTION VALUE"

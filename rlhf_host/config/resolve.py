@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from rlhf_host.config.defaults import KINDS, WORDS, RunTraits, kernels_to_try, swap_for_debugging
+from rlhf_host.config.flag_names import of_others
 from rlhf_host.config.flags import Alone, Texts, coerce, last_counts, takes_bool
 from rlhf_host.config.problems import Origins, Path, Problems
 from rlhf_host.config.schema import DataSource, PluginChoice, RewardChoice, RunConfig, SyncChoice
@@ -202,7 +203,8 @@ class _Finder:
             if inside == ("options",):
                 return "; write its options beside its name, without 'options:'"
             place = problems.where((*path, *inside))
-            return of_place(place, value) or near or (of_packages(UnknownName("option", place)) if _samples(cls) else "")
+            said = of_place(place, value) or of_others(info, inside[-1]) or near
+            return said or (of_packages(UnknownName("option", place)) if _samples(cls) else "")
 
         for key, field in fields_of(model).items():
             if isinstance(options.get(key), Alone) and not takes_bool(field.annotation):

@@ -82,7 +82,7 @@ def load_tasks(
         listed = share(listed, weights, data.max_samples)
     for name, tasks in listed.items():
         if lost := unreadable(tasks[:LOOKED_AT], tokenizer):
-            shown = " ".join(lost[:10]) + (f" and {len(lost) - 10} others" if len(lost) > 10 else "")
+            shown = " ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
             report.append(f"{name}: the tokenizer has no tokens for {shown}, so the model does not see them in its prompts")
         read[name], line = reader.within_limit(tasks)
         if line:

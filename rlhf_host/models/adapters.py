@@ -102,7 +102,7 @@ def inject(model: Any, config: Any, name: str, modules: Sequence[str], tensors: 
                 f"{kind} cannot have adapters at {', '.join(kinds(modules))}: {error} (--actor.lora.targets)"
             ) from error
     config.target_modules = _short(model, modules)
-    config.target_parameters = sorted({".".join(tensor.split(".")[-2:]) for tensor in tensors}) or None
+    config.target_parameters = kinds(tensors, 2) or None
     model.peft_config = configs
     model.requires_grad_(False)
     lora = peft.tuners.lora
@@ -279,19 +279,18 @@ def targets(model: Any, names: Sequence[str]) -> list[str]:
         UserError: a name matches none.
     """
     called = _called(model)
-    if ALL_LINEAR in names:
-        return called
-    names = [name for name in names if not expert_tensors(model, [name])]
-    for name in names:
+    single = [name for name in names if name != ALL_LINEAR and not expert_tensors(model, [name])]
+    for name in single:
         if not any(f".{known}".endswith(f".{name}") for known in called):
             if dict(model.named_modules()).get(name, called) is model.get_output_embeddings():
                 raise UserError(
                     f"lora.targets: {name} is the head, whose weight is used in pieces, without adapters: leave it out"
                     f" ({ALL_LINEAR} takes all other linear maps)"
                 )
-            near = near_matches(name, kinds(called)) or f"; it has {', '.join(kinds(called))}"
+            has = [*kinds(called), *kinds(expert_tensors(model, ["experts"]), 2)]
+            near = near_matches(name, has) or f"; it has {', '.join(has)}"
             raise UserError(f"lora.targets: {type(model).__name__} has no linear map {name!r}{near}")
-    return [known for known in called if any(f".{known}".endswith(f".{name}") for name in names)]
+    return [known for known in called if ALL_LINEAR in names or any(f".{known}".endswith(f".{name}") for name in single)]
 
 
 def expert_tensors(model: nn.Module, names: Sequence[str]) -> list[str]:
@@ -310,9 +309,9 @@ def expert_tensors(model: nn.Module, names: Sequence[str]) -> list[str]:
     return found
 
 
-def kinds(modules: Iterable[str]) -> list[str]:
+def kinds(modules: Iterable[str], parts: int = 1) -> list[str]:
     """Returns the last parts of their names."""
-    return sorted({module.rpartition(".")[2] for module in modules})
+    return sorted({".".join(module.split(".")[-parts:]) for module in modules})
 
 
 @torch.no_grad()

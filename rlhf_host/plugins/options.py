@@ -205,7 +205,7 @@ def sentence(item: ErrorDetails) -> str:
     shown = repr(item["input"])
     shown = shown if len(shown) <= 80 else f"{shown[:60]}… ({len(shown)} characters)"
     if item["type"] in ("model_type", "dict_type"):
-        return f"holds further keys, so it cannot be {shown}"
+        return f"is a mapping, such as '{{\"KEY\": VALUE}}', so it cannot be {shown}"
     if item["type"] == "string_too_short" and not item["input"]:
         return "should not be empty"
     if not message.startswith("Input should"):
@@ -213,8 +213,7 @@ def sentence(item: ErrorDetails) -> str:
     near = ""
     if item["type"] == "literal_error":
         message, expected = (WORD.sub(lambda word: YAML[word[0]], text) for text in (message, item["ctx"]["expected"]))
-    if item["type"] == "literal_error" and isinstance(item["input"], str):
-        near = near_matches(item["input"], expected.replace(" or ", ", ").replace("'", "").split(", "))
+        near = near_matches(str(item["input"]), expected.replace(" or ", ", ").replace("'", "").split(", "))
     return f"{message.removeprefix('Input ')}, not {shown}{near}"
 
 

@@ -253,4 +253,4 @@ def _text(node: ast.AST | None) -> str | None:
         text = "".join(str(part.value) if isinstance(part, ast.Constant) else "NAME" for part in node.values)
     else:
         text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-    return text if re.fullmatch(r"[\w@]+(/[\w@]+)*", text) and text != "NAME" else None
+    return text if re.fullmatch(r"[\w@]+(/[\w@]+)*", text) and text.replace("NAME", "") else None

@@ -118,7 +118,7 @@ def test_with_neither_model_nor_data_the_quickstart_is_taken_and_says_so():
         ("rollout:\n  n: 4\n  temprature: 1\n", ["run.yaml:3: rollout.temprature: no such key; did you mean 'temperature'?"]),
         ("actor: {lr: fast}\n", ["run.yaml:1: actor.lr: should be a valid number, not 'fast'"]),
         ("rollout:\n  n: true\n", ["run.yaml:2: rollout.n: should not be true"]),
-        ("rollout: 4\n", ["run.yaml:1: rollout: holds further keys, so it cannot be 4"]),
+        ("rollout: 4\n", ["run.yaml:1: rollout: is a mapping, such as '{\"KEY\": VALUE}', so it cannot be 4"]),
         ("name: 2024\n", ["run.yaml:1: name: should be a valid string, not 2024"]),
         ("a: 1\nb: 2\n", ["run.yaml:1: a: no such key", "run.yaml:2: b: no such key"]),
         ("seed: 1\nseed: 2\n", ["run.yaml:2: 'seed' is already set on line 1"]),

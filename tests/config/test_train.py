@@ -128,6 +128,13 @@ def test_wrong_options_name_the_flag_or_the_line(rlhf):
     ]
 
 
+def test_an_option_of_another_plugin_of_the_kind_says_which_has_it(rlhf):
+    run = ("train", *ONE, "--engine", "transformers", "--engine.quantization", "fp8", "--print-config")
+    assert rlhf.refused(*run) == [
+        "--engine.quantization: engine 'transformers' has no option 'quantization'; engine 'vllm' has it"
+    ]
+
+
 def test_options_of_task_plugins_are_checked_too(rlhf):
     flags = ["train", *ONE, "--data", "sums", "--eval.data", "sums", "--print-config"]
     printed = rlhf(*flags, "--data.sums.largest", "4").stdout

@@ -219,5 +219,5 @@ def test_what_cannot_be_drawn_is_named(chosen, message):
 
 def test_tasks_without_numbers_cannot_be_chosen():
     source = ReadTasks(lambda before: (Task(str(i)) for i in count()), lambda task: True, keeps_place=False)
-    with pytest.raises(UserError, match="draw_tasks chooses tasks by their numbers, and a task source gives an iterator"):
+    with pytest.raises(UserError, match="a plugin chooses tasks by their numbers, and the source a has none"):
         TaskStream(TaskSet({"a": source}, {"a": 1.0}), choose=lambda *_: [])

@@ -76,6 +76,8 @@ def sandbox(tmp_path_factory, tiny_model, prompts):
         ):
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.body)
+    (folder / "examples").mkdir()
+    shutil.copy(ROOT / "examples/nim.py", folder / "examples")
     (folder / "charts").mkdir()
     for number in (1, 2):
         Image.new("RGB", (56, 28 * number)).save(folder / f"charts/{number}.png")

@@ -82,6 +82,7 @@ def test_every_distribution_has_a_page(generator):
         ('Step(metrics={f"near/{name}": 1.0, "far": 2.0})', ["near/NAME", "far"]),
         ('row.metrics |= {f"near/{n}": v for n, v in own.items()}', ["near/NAME"]),
         ('metrics["near/later"] = 1.0', ["near/later"]),
+        ('metrics[f"{prefix}{name}"] = 1.0', []),
         ("def batch_statistics(self):\n    return [Metric('own', x)]", []),
     ],
 )

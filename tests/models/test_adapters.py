@@ -184,6 +184,8 @@ def test_what_adapters_cost(tmp_path):
         (["lm_head"], "lm_head is the head, whose weight is used in pieces"),
         (["q_prj"], "has no linear map 'q_prj'; did you mean 'q_proj'"),
         (["embed_tokens"], "has no linear map 'embed_tokens'; it has"),
+        (["all-linear", "q_prj"], "has no linear map 'q_prj'; did you mean 'q_proj'"),
+        (["all-linear", "experts"], "LlamaForCausalLM has no linear map 'experts'; it has"),
     ],
 )
 def test_targets_that_cannot_be(tiny_model, targets, message):

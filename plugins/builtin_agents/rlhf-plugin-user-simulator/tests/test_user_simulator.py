@@ -221,7 +221,7 @@ def test_a_row_with_tools_is_a_bad_row():
         ({"role": "user", "base_url": "http://x/v1"}, "role user plays the user, and base_url is of a server"),
         ({"role": "user", "price_in": 1.0}, "price_in is of a server"),
         ({"model": "m", "done": "[END]", "give_up": "[END] [LOST]"}, "cannot be told apart"),
-        ({}, r"name the user with --agent.model, or serve one beside the run, --agent.serve"),
+        ({}, r"name the user with --agent.model, or serve one beside the run, --agent.serve, or .* --agent.role user$"),
         ({"model": "m", "instructions": "no/such.txt"}, "the instructions no/such.txt: No such file or directory"),
         (
             {"model": "m", "instructions": __file__},

@@ -230,3 +230,9 @@ def test_the_table_fits_the_terminal(width):
     assert {*PARTS, "sum", "training", *(f"{place:.1f}" for place in range(1, len(PARTS) + 1))} <= {*words}
     if width == 200:
         assert len(lines) == 4, "a row is a line where there is room"
+
+
+def test_without_model_and_data_the_plan_is_that_of_the_quickstart(plan):
+    result = plan("--device", "cpu", "--json", "--reward", "math_verifier")
+    assert "using the preset 'quickstart'" in result.stderr
+    assert "training" in phases(result)

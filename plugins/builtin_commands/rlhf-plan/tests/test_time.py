@@ -236,6 +236,11 @@ def test_what_decides_the_time_and_is_unknown_is_refused(plan, cache, flags, sai
     assert said in refused(plan("--actor.model", "quickstart", "--data", "arithmetic", *flags, "--reward", "math_verifier"))
 
 
+def test_without_data_the_time_on_a_gpu_needs_the_length_of_prompts(plan, directory):
+    words = ("--actor.model", directory("7B"), "--reward", "math_verifier", "--time", "--gpu", "H100")
+    assert "how long prompts are is unknown: give --data, or --prompt-tokens N" in refused(plan(*words))
+
+
 def test_answers_longer_than_a_micro_batch_are_counted_whole(plan, directory):
     words = ("--actor.model", directory("7B"), "--train.max-tokens-per-microbatch", "1024", "--json")
     few, many = (plan(*words, "--rollout.max-new-tokens", tokens) for tokens in ("1024", "16000"))

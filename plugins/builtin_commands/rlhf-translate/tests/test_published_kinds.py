@@ -199,7 +199,7 @@ def test_openrlhfs_first_programs_are_known_by_their_options(options, script, tr
 
 
 @pytest.mark.parametrize(
-    ("name", "here"), [("gspo", "--algo.loss gspo"), ("maxrl", "--algo maxrl"), ("gold", "another tokenizer")]
+    ("name", "here"), [("gspo", "--algo.loss gspo"), ("maxrl", "--algo maxrl"), ("gold", "--algo.own-tokens true")]
 )
 def test_scripts_of_trl_whose_data_is_in_their_code_say_what_they_are_here(options, name, here):
     with pytest.raises(UserError, match=here):

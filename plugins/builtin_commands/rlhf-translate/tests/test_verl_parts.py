@@ -120,3 +120,30 @@ def test_programs_whose_engines_have_devices_of_their_own(translated, script):
     said, _, values = translated(script(f"{command} algorithm.adv_estimator=grpo rollout.n_gpus_per_node=4 rollout.nnodes=1"))
     assert values["placement"] == ["actor=8", "rollout=4"]
     assert "async_depth: SET THIS" in said
+
+
+def test_mixtures_of_experts_and_weights_in_8_bits_are_translated(translated, script):
+    rollout, actor = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor."
+    options = (
+        f"{rollout}name=vllm {rollout}quantization=fp8 {rollout}enable_rollout_routing_replay=True {actor}strategy=megatron"
+        f" {actor}megatron.expert_model_parallel_size=4 {actor}megatron.router_replay.mode=R3"
+    )
+    _, text, values = translated(script(PPO + options))
+    assert (values["engine"]["quantization"], values["engine"]["routed_experts"]) == ("fp8", True)
+    assert values["with"]["router_replay"] == {"name": "router_replay"}
+    assert values["backend"] == {"name": "fsdp", "expert_parallel": 4}
+    assert "without a counterpart" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("rollout.quantization=torchao", "--engine.quantization is fp8 or int8"),
+        ("actor.megatron.router_replay.mode=R2", "--with router_replay has those of the engine"),
+    ],
+)
+def test_other_ways_of_both_are_named(translated, script, option, why):
+    said, _, values = translated(script(f"{PPO}actor_rollout_ref.rollout.name=vllm actor_rollout_ref.{option}"))
+    assert why in said
+    assert "quantization" not in values["engine"]
+    assert "router_replay" not in values.get("with", {})

@@ -107,8 +107,9 @@ def options_of(kind: type[Sandboxes], name: str, given: Mapping[str, Any]) -> Ba
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
+        why = "no such option" if wrong["type"] == "extra_forbidden" else wrong["msg"]
         known = ", ".join(kind.Options.model_fields) or "none"
-        raise ValueError(f"sandbox_options.{where}: {wrong['msg']}; options of {name}: {known}") from error
+        raise ValueError(f"sandbox_options.{where}: {why}; options of {name}: {known}") from error
 
 
 __all__ = ["File", "Ran", "Sandbox", "SandboxFailed", "Sandboxes", "ShellLimits", "Work", "kind_named", "options_of"]

@@ -21,7 +21,8 @@ class ServedUser(ChatModel):
     """A user behind OpenAI's API. What it said to a conversation, with a seed, is known from then on."""
 
     def __init__(self, options: ChatOptions):
-        super().__init__("user_simulator", options, flags="--agent", who="user", folder="user_messages")
+        role = ", or let a frozen model of the run play it, --agent.role user"
+        super().__init__("user_simulator", options, flags="--agent", who="user", folder="user_messages", otherwise=role)
 
     async def say(self, talk: Sequence[Mapping[str, str]], seed: int) -> str:
         """Returns the user's next message. Raises ``EpisodeFailed`` if there is none."""

@@ -55,7 +55,8 @@ class TokenBytes:
         kept = "".join(sign for sign in _PROBE if sign in read)
         if read.removeprefix(" ") not in (_PROBE, kept):
             raise UserError(
-                f"{who}: its tokenizer does not keep texts, and reads {_PROBE!r} as {read!r}: they cannot be aligned"
+                f"{who}: its tokenizer does not keep texts, and reads {_PROBE!r} as {read!r}: they cannot be aligned;"
+                " take a model whose tokenizer does, or leave own_tokens out where all have one tokenizer"
             )
 
     def __len__(self) -> int:

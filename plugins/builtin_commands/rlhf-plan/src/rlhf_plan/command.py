@@ -80,7 +80,7 @@ def plan(line: CommandLine) -> None:
     if lost := next((name for name in TIME if name in line.own), None):
         raise UserError(f"--{lost} goes with --time")
     began = time.perf_counter()
-    loaded = line.read(quickstart=False)
+    loaded = line.read()
     run = resolve(loaded.config, loaded.origins)
     phase("Loading libraries")
     with closing(run.plugins()) as manager:
@@ -102,6 +102,8 @@ def plan_time(line: CommandLine) -> None:
     if answers is not None and "measure-answers" in line.own:
         raise UserError("--answers and --measure-answers: give one of them")
     loaded = line.read()
+    if gpu is not None and prompt is None and not loaded.config.data.sources:
+        raise UserError("--time --gpu: how long prompts are is unknown: give --data, or --prompt-tokens N")
     run = resolve(loaded.config, loaded.origins)
     phase("Loading libraries")
     from rlhf_plan.gpu_time import LINK_GBS

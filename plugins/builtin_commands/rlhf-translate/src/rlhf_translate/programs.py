@@ -172,7 +172,7 @@ _INSTEAD = {
     (
         "trl",
         "gold",
-    ): "teachers with another tokenizer are not here; with the same one it is --algo distill or on_policy_distill",
+    ): "it is --algo on_policy_distill with --algo.own-tokens true, --algo.signal full and --teacher.model here",
     ("trl", "async_distillation"): "it is --algo on_policy_distill with --teacher.model and --async-depth N here",
     ("trl", "orpo"): "it is --algo dpo --algo.loss orpo here",
     ("trl", "cpo"): "it is --algo cpo here, and CPO-SimPO --algo cpo --algo.loss sigmoid_norm",

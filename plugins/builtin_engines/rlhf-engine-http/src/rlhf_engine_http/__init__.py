@@ -16,7 +16,7 @@ from rlhf_host.protocols import Engine, EngineStart, EngineTraits, RuntimeStart
 
 
 class Http:
-    """Servers that somebody else started: ``--engine http --engine.urls http://HOST:PORT[,...]``."""
+    """Servers that somebody else started: ``--engine http --engine.urls http://HOST:PORT[,...]``, or ``--engine.servers FILE``."""
 
     class Options(BaseModel):
         model_config = ConfigDict(extra="forbid")

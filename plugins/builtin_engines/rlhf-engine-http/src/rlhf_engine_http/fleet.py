@@ -387,8 +387,9 @@ class Fleet:
         self._out_since = None
 
     def _nobody(self) -> str:
-        troubles = [f"{server.url}: {server.trouble or server.state}" for server in self.servers]
-        troubles += [f"{url}: {newcomer.trouble}" for url, newcomer in self._newcomers.items()]
+        known = {server.url: server.trouble or str(server.state) for server in self.servers}
+        known |= {url: newcomer.trouble for url, newcomer in self._newcomers.items()}
+        troubles = [f"{url}: {trouble.removeprefix(f'{url} ')}" for url, trouble in known.items()]
         if not troubles and self._listed is not None:
             troubles = [f"{self._listed.path} (--engine.servers) names none"]
         dialect = self.servers[0].dialect if self.servers else DIALECTS.get(self.options.protocol, DIALECTS["vllm"])

@@ -29,14 +29,15 @@ class ChatModel:
         flags: the beginning of its flags: ``--reward.NAME``.
         who: what the model is in messages, such as ``judge``; one that is served beside the run and has no other name is called so.
         folder: of what it said, in the run's directory.
+        otherwise: what else there is than a server, for the message about none.
     """
 
-    def __init__(self, name: str, options: ChatOptions, *, flags: str, who: str, folder: str):
+    def __init__(self, name: str, options: ChatOptions, *, flags: str, who: str, folder: str, otherwise: str = ""):
         self.name, self.options, self.who, self.folder = name, options, who, folder
         if options.serve is not None and options.base_url is not None:
             raise UserError(f"{name}: serve starts a server, and base_url names another: give one of them")
         if not options.model and options.serve is None:
-            raise UserError(f"{name}: name the {who} with {flags}.model, or serve one beside the run, {flags}.serve")
+            raise UserError(f"{name}: name the {who} with {flags}.model, or serve one beside the run, {flags}.serve{otherwise}")
         self.costs = Costs(options.price_in, options.price_out, who)
         self.known = KnownAnswers(options.cache_mb << 20)
         address = options.base_url or (None if options.serve else os.environ.get("OPENAI_BASE_URL"))

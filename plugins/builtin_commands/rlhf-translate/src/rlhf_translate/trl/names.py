@@ -62,13 +62,12 @@ MISSING = {
         "load_best_model_at_end metric_for_best_model greater_is_better"
     ),
     "optimizers other than those of torch.optim and bitsandbytes": "optim_target_modules",
+    "an option of --algo vespo": "vespo_*",
     "losses that are not here": (
-        "top_entropy_quantile vespo_* use_adaptive_entropy entropy_coef_* entropy_target f_divergence_type "
-        "f_alpha_divergence_coef use_weighting"
+        "use_adaptive_entropy entropy_coef_* entropy_target f_divergence_type f_alpha_divergence_coef use_weighting"
     ),
-    "adapters of other kinds, or of single tensors": (
-        "bias loftq_config use_dora lora_modules_to_save lora_target_parameters ref_adapter_name model_adapter_name"
-    ),
+    "tensors of experts: --actor.lora.targets all-linear,experts": "lora_target_parameters",
+    "adapters of other kinds": "bias loftq_config use_dora lora_modules_to_save ref_adapter_name model_adapter_name",
     "noise on embeddings": "neftune_noise_alpha",
     "tools belong to the agent: --agent multi_turn, or --agent FILE.py": (
         "max_tool_calling_iterations tools environment_factory rollout_func"
@@ -84,7 +83,7 @@ MISSING = {
     "the device is that of the machine": "use_cpu no_cuda use_mps_device cpu",
     "rows of like lengths in one batch": "group_by_length",
     "the seed of the run is that of the data too": "data_seed random_state",
-    "rows are read from files and data sets, not streams": "dataset_streaming",
+    "prompts are streamed with --data streaming, and rows with answers are not": "dataset_streaming",
     "batches are whole, and the last of a pass goes on into the next": (
         "dataloader_drop_last dataloader_in_order ignore_data_skip train_sampling_strategy auto_find_batch_size"
     ),

@@ -254,6 +254,9 @@ TABLE: Table = {
     "top_k": _truncating("top_k", 0),
     "min_p": _truncating("min_p", 0),
     "repetition_penalty": _penalty,
+    "top_entropy_quantile": lambda option, given: (
+        same("1: all tokens") if option.number == 1 else to({"with.top_entropy.share": option.value})
+    ),
     "loss_type": _loss,
     "importance_sampling_level": _level,
     "epsilon": _clip,

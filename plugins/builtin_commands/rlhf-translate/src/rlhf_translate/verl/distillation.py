@@ -101,7 +101,7 @@ def _beside_rewards(given: Given, aggregation: Callable[[Given], str | None], ki
 def _teacher(option: Option, given: Given) -> Outcome:
     role = "teacher" if alone(given) else "reference"
     if option.is_off:
-        return ask("no teacher is given, or one for each kind of row: a run has one teacher here", f"{role}.model")
+        return ask("no teacher is given, or one for each kind of row, which here is --algo.teachers", f"{role}.model")
     return to({f"{role}.model": option.written})
 
 
@@ -160,11 +160,11 @@ def table(aggregation: Callable[[Given], str | None], kinds: Mapping[str, str]) 
 
     return {
         f"{_PLACE}enabled": enabled,
-        f"{_PLACE}teacher_key": _follows("a run has one teacher here"),
+        f"{_PLACE}teacher_key": _follows("one teacher teaches all rows"),
         **{f"{_PLACE}{name}": _follows("placement has the teacher's devices") for name in ("nnodes", "n_gpus_per_node")},
         _POOL: _follows("placement has the teacher's devices"),
         f"{_TEACHER}model_path": _if_on(_teacher),
-        f"{_TEACHER}key": _follows("a run has one teacher here"),
+        f"{_TEACHER}key": _follows("one teacher teaches all rows"),
         f"{_TEACHER}num_replicas": _follows("placement has the teacher's devices"),
         **{f"{_LOSS}{name}": _follows("see distillation.enabled") for name in _CHOICES},
         f"{_LOSS}distillation_loss_coef": _if_on(_coefficient),

@@ -205,6 +205,27 @@ def _of_vllm(name: str) -> Convert:
     return convert
 
 
+def _quantization(option: Option, given: Given) -> Outcome:
+    if option.is_off:
+        return same("off, as it is here")
+    if option.value not in ("fp8", "int8"):
+        return lost(f"vLLM's weights as {option.value}: --engine.quantization is fp8 or int8")
+    return _of_vllm("quantization")(option, given)
+
+
+def _router_replay(option: Option, given: Given) -> Outcome:
+    if option.is_off or option.value == "disabled":
+        return same("off, as it is here")
+    if option.value != "R3":
+        return lost("experts of the trainer's own first pass: --with router_replay has those of the engine")
+    return to({"with.router_replay.name": "router_replay", "engine.routed_experts": True})
+
+
+def _expert_parallel(option: Option, given: Given) -> Outcome:
+    size = int(option.number or 1)
+    return to({"backend.expert_parallel": size}) if size > 1 else same("experts are split as other weights")
+
+
 def trackers(option: Option, given: Given) -> Outcome:
     there = "the console is always there"
     return same(there) if option.is_off else shared.trackers(option, "console", there)
@@ -537,6 +558,18 @@ TABLE: Table = {
     f"{_ROLLOUT}top_k": lambda option, given: (
         same("off") if (option.number or 0) <= 0 else to({"rollout.top_k": option.written}, REPLAYED)
     ),
+    f"{_ROLLOUT}quantization": _quantization,
+    f"{_ROLLOUT}enable_rollout_routing_replay": lambda option, given: same("the mode of router_replay says whether it is on"),
+    **{f"{_ACTOR}{place}router_replay.mode": _router_replay for place in ("", "megatron.", "veomni.")},
+    **{
+        f"{_ACTOR}{name}": _expert_parallel
+        for name in (
+            "megatron.expert_model_parallel_size",
+            "torchtitan.expert_parallel_size",
+            "veomni.expert_parallel_size",
+            "fsdp_config.turbo_config.distributed.expert_parallel_size",
+        )
+    },
     f"{_ROLLOUT}val_kwargs.temperature": _val_temperature,
     f"{_ROLLOUT}val_kwargs.do_sample": _val_temperature,
     f"{_ROLLOUT}val_kwargs.n": _val_n,

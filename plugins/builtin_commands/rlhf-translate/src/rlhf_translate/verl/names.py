@@ -89,7 +89,7 @@ MISSING = {
         "*.override_optimizer_config.optimizer_* *.override_optimizer_config.overlap_* "
         "*.override_optimizer_config.use_precision_*"
     ),
-    "optimizers other than AdamW": (
+    "another optimizer: --backend.optimizer and --backend.optimizer-args": (
         "*.optim.muon* *.optim.override_optimizer_config* *.optim.*_dtype *.optim.use_precision_aware_optimizer "
         "*.optim.use_layer_wise_* *.optim.use_checkpoint_opt_param_scheduler *.optim.weight_decay_incr_style"
     ),
@@ -105,12 +105,15 @@ MISSING = {
     "the teacher computes with its weights in the trainer here, without an engine": (
         "distillation.teacher_models.teacher_model.* distillation.teacher_model.* distillation.teacher_[!m]*"
     ),
-    "a run has one teacher here, for all rows: --teacher.model": "distillation.teacher_models.*",
+    "several teachers: --algo.teachers names roles, and --algo.teacher-key a column with the role of each row": (
+        "distillation.teacher_models.*"
+    ),
     "--algo on_policy_distill has no such option": "distillation.* actor_rollout_ref.rollout.distill*",
     "an option of another engine": "*.engine_kwargs.sglang* *.engine_kwargs.trtllm*",
     "vLLM's own options: --engine.extra": (
         "actor_rollout_ref.rollout.engine_kwargs* actor_rollout_ref.rollout.*parallel_size*"
     ),
+    "a scheme of a file: --engine.quantization is fp8 or int8": "actor_rollout_ref.rollout.quantization_config_file",
     "training of quantized weights": "*.qat.* *quantization*",
     "heads that predict several tokens": "*.mtp* *mtp.*",
     "replaying the choices of a router: --with router_replay": "*.router_replay* *routing_replay*",
