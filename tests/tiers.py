@@ -330,7 +330,8 @@ SLOW = {
         "runs with a user; conversations, and a run whose user fails, at every change",
     ),
     "plugins/builtin_algos/rlhf-plugin-league/tests/test_league.py": (
-        "adapter|members_are_drawn|resumed_run|saved_steps_stay|without_its_opponents|held_out|rival|without_an_opponent",
+        "adapter|members_are_drawn|resumed_run|saved_steps_stay|without_its_opponents|damaged_opponents|other_settings|held_out|rival"
+        "|without_an_opponent",
         "more runs against a league; one against the step before at every change",
     ),
     "plugins/builtin_algos/rlhf-plugin-ptx/tests/test_ptx.py": (
@@ -413,6 +414,10 @@ SLOW = {
     "plugins/builtin_engines/rlhf-engine-http/tests/test_membership.py": (
         "whatever_happens",
         "servers that come and go at random; each way by itself at every change",
+    ),
+    "plugins/builtin_engines/rlhf-engine-http/tests/test_odd_replies.py": (
+        "odd_facts|ends_a_run_by_name|full_disk",
+        "engines that meet odd servers; replies by themselves at every change",
     ),
     "tests/cli/test_pictures.py": ("saved_pictures", "saved pictures that are trained on"),
     "plugins/builtin_commands/rlhf-samples/tests/test_generate.py": (

@@ -134,8 +134,8 @@ def _plain(prompt: str | Sequence[Message], system_prompt: str | None, template:
                 "a prompt is a conversation of several turns, which needs a chat template: "
                 "leave data.template unset and use a tokenizer that has one"
             )
-        if odd := next((message["role"] for message in others if message["role"] != "user"), None):
-            raise UserError(f"a prompt has a message of the role {odd!r}, which needs a chat template")
+        if odd := [message["role"] for message in others if message["role"] != "user"]:
+            raise UserError(f"a prompt has a message of the role {odd[0]!r}, which needs a chat template")
         texts = [(message["role"], text_of(message.get("content"))) for message in prompt]
         system_prompt = "\n\n".join(text for role, text in texts if role == "system") or system_prompt
         prompt = "".join(text for role, text in texts if role != "system")

@@ -38,6 +38,16 @@ def unpack_tokens(one: bytes) -> np.ndarray:
     return np.frombuffer(one, _TYPES.get(one[:1], "no set of tokens"), offset=1) if one else np.zeros(0, np.int64)
 
 
+def check_support(sets: np.ndarray) -> None:
+    """Raises ``ValueError`` or ``TypeError`` unless these are sets as ``pack_tokens`` makes them, or of all tokens, in one row."""
+    if sets.dtype != object or sets.ndim != 1:
+        raise ValueError(f"{SUPPORT} is a row of sets of tokens")
+    for one in filter(None, sets):
+        ids = unpack_tokens(one).astype(np.int64)
+        if not len(ids) or not (ids[1:] > ids[:-1]).all() or pack_tokens(ids) != one:
+            raise ValueError(f"{SUPPORT} has no set of tokens in {one[:32].hex()}: ids rise, and take the fewest bytes")
+
+
 def support_trace(prompt: int, sets: Iterable[bytes]) -> Mapping[str, np.ndarray]:
     """Returns the sets of an answer's tokens, after a prompt of so many, as its ``Generation.traces``."""
     return {SUPPORT: np.array([b""] * (prompt - 1) + [*sets], dtype=object)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from rlhf_host.directories import write_file
 from rlhf_host.errors import UserError, near_matches
 from rlhf_host.protocols.data import Split
 from rlhf_host.records.episodes import Reward, Segment, Task, Trajectory
+from rlhf_host.records.generations import SUPPORT
 from rlhf_host.records.pictures import is_list, is_picture, pictures_in
-from rlhf_host.records.token_sets import unpack_tokens
+from rlhf_host.records.token_sets import check_support
 from rlhf_host.rollouts.scoring import AGENT
 from rlhf_host.training.picture_files import PictureFiles
 from rlhf_host.training.records import json_line, provenance, record
@@ -141,7 +143,7 @@ class _Tree(_Strict):
 
 
 class _Task(_Strict):
-    prompt: Any = None
+    prompt: str | list[dict[str, Any]] = ""
     metadata: dict[str, Any] = {}
     agent: str | None = None
     prompt_ids: list[int] | None = None
@@ -305,6 +307,8 @@ def _inconsistency(row: _Row) -> str:
         for name, values in (("logprobs", segment.logprobs), ("versions", segment.versions)):
             if values is None or len(values) != count:
                 return f"segments.{number}: {count} tokens were sampled, and it has {len(values or ())} {name}"
+        if any(not 0 <= version < 1 << 31 for version in segment.versions or ()):
+            return f"segments.{number}: versions of weights are numbers from 0 on, of 31 bits"
     if row.reward is not None and not math.isfinite(row.reward):
         return "reward: not a finite number"
     sampled = sum(len(segment.token_ids) for _, segment in actions)
@@ -333,7 +337,7 @@ def _trajectory(row: _Row, where: str, pictures: PictureFiles) -> Trajectory:
         verdicts = {"reward": _Verdict(value=row.reward)}
     try:
         rewards = {name: None if verdict is None else _reward(verdict) for name, verdict in verdicts.items()}
-        traces = {name: _trace(*own) for name, own in row.traces.items()}
+        traces = {name: _trace(name, *own) for name, own in row.traces.items()}
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: verdicts or traces: {error}") from error
     return Trajectory(
@@ -354,11 +358,16 @@ def _trajectory(row: _Row, where: str, pictures: PictureFiles) -> Trajectory:
     )
 
 
-def _trace(kind: str, size: Sequence[int], own: str | list[str]) -> np.ndarray:
+def _trace(name: str, kind: str, size: Sequence[int], own: str | list[str]) -> np.ndarray:
     if isinstance(own, str):
-        return np.frombuffer(b64decode(own), kind).reshape(size)
-    sets = [b64decode(one) for one in own]
-    return np.array([one for one in sets if unpack_tokens(one) is not None], dtype=object).reshape(size)
+        if not re.fullmatch(r"[<>|][biufSU]\d+", kind):
+            raise ValueError(f"{name} has values of the type {kind!r}")
+        found = np.frombuffer(b64decode(own, validate=True), kind).reshape(size)
+    else:
+        found = np.array([b64decode(one, validate=True) for one in own], dtype=object).reshape(size)
+    if name == SUPPORT:
+        check_support(found)
+    return found
 
 
 def _with_pictures(prompt: Any, pictures: PictureFiles) -> Any:

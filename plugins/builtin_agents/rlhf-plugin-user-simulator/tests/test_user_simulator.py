@@ -6,11 +6,12 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 from rlhf_authoring.models import TOOLS_TEMPLATE, byte_tokenizer
-from rlhf_plugin_user_simulator import UserSimulator
+from rlhf_plugin_user_simulator import UserSimulator, profile
 from rlhf_plugin_user_simulator.profile import profile_of
 from rlhf_plugin_user_simulator.user import seed_of
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -55,7 +56,8 @@ def test_the_user_and_the_policy_take_turns_until_the_user_is_done():
         row, episode, measured = play(policy, url=user.url)
     assert row.agent_rewards == [None, 1.0]
     assert row.score == 1.0
-    assert row.metrics == {"user/turns": 2.0, "user/done": 1.0, "user/gave_up": 0.0, "user/unfinished": 0.0}
+    metrics = {"turns": 2.0, "done": 1.0, "gave_up": 0.0, "unfinished": 0.0, "late_searches": 0.0}
+    assert row.metrics == {f"user/{name}": value for name, value in metrics.items()}
     first, second = policy.talks
     assert first == [{"role": "user", "content": "Hello, a table please."}]
     assert second == [*first, {"role": "assistant", "content": "For when?"}, {"role": "user", "content": "Tonight at eight."}]
@@ -122,6 +124,31 @@ def test_a_row_says_how_success_is_judged(success, answers, met):
         row, _, _ = play(Assistant(*answers), task(success=success), user.url)
     assert row.score == met
     assert row.agent_rewards == ([] if met is None else [None, met])
+
+
+def test_a_search_that_takes_too_long_is_counted_and_lets_others_go_on(monkeypatch):
+    monkeypatch.setattr(profile, "PATTERN_S", 0.05)
+    ticks, late = [], {"matches": r"(a|aa)+$"}
+
+    async def run():
+        async def tick():
+            while True:
+                ticks.append(time.monotonic())
+                await asyncio.sleep(0.005)
+
+        ticking = asyncio.ensure_future(tick())
+        agent = UserSimulator(UserSimulator.Options(role="user"))
+        policy = Assistant("a" * 60 + "b", "Booked.")
+        policy.talk_of_user = ["And?", "[DONE]"]
+        [row] = await agent.agent_run(Episode("e", "g", task(success=late), seed=7), policy)
+        ticking.cancel()
+        return row
+
+    row = asyncio.run(run())
+    assert (row.score, row.metrics["user/late_searches"]) == (0.0, 1.0)
+    assert len(ticks) > 3, "nothing else went on while it searched"
+    found = profile_of(task(success=late), "user", "user")
+    assert found.met(["a" * 60 + "b", "a" * 3]) == (True, 1), "another answer has it"
 
 
 def test_a_conversation_that_does_not_end_is_no_success():
@@ -200,6 +227,7 @@ def test_a_frozen_role_may_play_the_user():
         ({"goal": "x", "success": {"equals": "y"}}, "and has 'equals'"),
         ({"goal": "x", "success": {"contains": [3]}}, r"contains is a text or a list of texts, not \[3\]"),
         ({"goal": "x", "success": {"matches": "("}}, "is no regular expression"),
+        ({"goal": "x", "success": {"matches": "(" * 5000}}, "is no regular expression"),
     ],
 )
 def test_a_row_without_a_user_is_a_bad_row(value, problem):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from rlhf_authoring.learner import Learner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import rlhf_host
@@ -180,6 +180,34 @@ def test_a_resume_without_its_opponents_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "run/league/step-000001")
     with pytest.raises(UserError, match=r"league/step-000001 is gone, an opponent of this run"):
         rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), agent=Game(), data=TASKS, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:100]), "00000.safetensors cannot be read"),
+        (lambda file: file.unlink(), "no weights came for"),
+        (lambda file: save_file({"x": torch.zeros(2)}, file), "there is no weight 'x' here"),
+    ],
+    ids=["cut", "removed", "another model's"],
+)
+def test_a_resume_with_damaged_opponents_is_refused_by_their_place(tmp_path, harm, why):
+    train(tmp_path / "run", **{"league.every": 1, "league.draw": "latest", "train.steps": 2})
+    harm(tmp_path / "run/league/step-000002/00000.safetensors")
+    with pytest.raises(UserError, match=f"league: the opponent in .*step-000002 cannot be loaded: .*{why}.*put the files back"):
+        rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), agent=Game(), data=TASKS, steps=3)
+
+
+def test_a_resume_may_have_other_settings_of_the_league(tmp_path):
+    train(tmp_path / "first", **{"train.steps": 1})
+    rivals = [str(tmp_path / "first/model"), "quickstart"]
+    options = {"league.every": 1, "league.draw": "uniform", "league.at_once": 2, "league.rivals": rivals, "train.steps": 3}
+    train(tmp_path / "run", **options)
+    (tmp_path / "run/league/notes").mkdir()
+    again = {"league.at_once": 1, "league.rivals": rivals[1:], "league.size": 2}
+    rlhf_host.train(resume=str(tmp_path / "run"), algo=Learner(), agent=Game(), data=TASKS, steps=5, **again)
+    assert rows_of(tmp_path / "run")[-1]["league/pool"] == 4, "the role, a rival, two saved steps"
+    assert (tmp_path / "run/league/notes").is_dir(), "what is no saved step is not the league's"
 
 
 def test_held_out_games_are_against_the_roles_own_model(tmp_path):

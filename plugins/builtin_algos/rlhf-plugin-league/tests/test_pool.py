@@ -7,7 +7,8 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlhf_plugin_league.pool import Pool, drawn
+from rlhf_plugin_league import League
+from rlhf_plugin_league.pool import Pool, Record, drawn
 
 SHARES = st.lists(st.floats(0, 10), min_size=1, max_size=9).filter(lambda shares: sum(shares) > 1e-6)
 
@@ -83,3 +84,28 @@ def test_a_state_comes_back_with_other_fixed_members_than_before():
     other.load_state_dict(pool.state_dict())
     assert list(other.records) == ["opponent", "rival_1", "a"]
     assert other.records["a"].win_rate == 1.0
+
+
+MODELS = st.lists(st.sampled_from("abcd"), unique=True)
+"""Models of rivals, in any order."""
+
+
+@given(MODELS, MODELS, st.sampled_from(["opponent", "foe"]), st.sampled_from(["opponent", "foe"]))
+def test_a_record_belongs_to_a_model_whatever_the_settings_of_a_resume(before, after, role, new_role):
+    old, new = (League(League.Options(rivals=rivals, role=name)) for rivals, name in ((before, role), (after, new_role)))
+    members = dict(zip(("", *before), old.pool.fixed, strict=True)) | {"saved": "step-000007"}
+    old.pool.add("step-000007")
+    games = {model: Record(float(number), number / 2) for number, model in enumerate(members, 1)}
+    for model, name in members.items():
+        old.pool.records[name] = old.step[name] = games[model]
+    old.seats = list(members.values())
+    new.load_state_dict(old.state_dict())
+    own = dict(zip(("", *after), new.pool.fixed, strict=True)) | {"saved": "step-000007"}
+    assert new.pool.records == {name: games.get(model, Record()) for model, name in own.items()}
+    assert new.step == {name: games[model] for model, name in own.items() if model in games}
+    assert new.seats == [own.get(model, "") for model in members]
+
+
+def test_one_rival_twice_is_refused():
+    with pytest.raises(ValueError, match="rivals has a twice: name each model once"):
+        League.Options(rivals=["a", "b", "a"])

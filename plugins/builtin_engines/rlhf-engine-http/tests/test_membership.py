@@ -171,6 +171,26 @@ def test_the_files_of_a_slow_newcomer_stay_until_it_has_read_them(tiny, rig, nam
         assert [path[-6:] for path in other.loaded] == ["000000", "000004"]
 
 
+def test_a_server_that_is_named_again_in_the_middle_of_a_sync_gets_its_weights(tiny, rig, named):
+    with Sglang(tiny) as one, Slow(tiny) as other:
+        names = named(one, other)
+        engine = rig(servers=names.path)
+        until(lambda: urls_of(engine) == {one.url, other.url})
+        fleet = engine.engine._fleet
+        again = next(server for server in fleet.servers if server.url == one.url)
+        load = fleet._load
+
+        async def rename(server):
+            again.leaving = False  # as the file's next text has it, before the last answer was given
+            await load(server)
+
+        again.leaving, fleet._load = True, rename
+        engine.train()
+        engine.sync(1)
+        until(lambda: again.state == "serving")
+        assert one.label == other.label
+
+
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "killed"])
 def test_a_server_that_goes_in_the_middle_of_a_sync(tiny, rig, named, removed):
     with Sglang(tiny) as one, Slow(tiny) as other, Sglang(tiny) as third:

@@ -62,7 +62,7 @@ class Gymnasium:
             raise UserError(f"gymnasium: a name stands twice in names: {', '.join(self.names)}")
         try:
             self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
-        except regex.error as error:
+        except (regex.error, RecursionError) as error:
             raise UserError(f"gymnasium: pattern is no regular expression: {error}") from error
         try:
             self.kwargs = json.loads(options.kwargs)

@@ -178,4 +178,4 @@ def _no_calls(endpoint: Any, answered: bool) -> str:
             "Gym's agent does not pass the row's metadata on to the model server, so its calls cannot be told apart: its tokens"
             " are in the response, but not in the policy's log"
         )
-    return "the environment never asked the policy"
+    return "the environment never asked the policy, or each of its requests was refused"

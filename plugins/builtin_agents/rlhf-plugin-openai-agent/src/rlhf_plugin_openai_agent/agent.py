@@ -74,7 +74,7 @@ class OpenAIAgent:
             reason, retryable = endpoint.failed
             raise EpisodeFailed(reason, retryable)
         if endpoint.calls == 0:
-            raise EpisodeFailed("the program never asked the policy")
+            raise EpisodeFailed("the program never asked the policy, or each of its requests was refused")
         reward, score, metrics, final = endpoint.reward, endpoint.score, dict(endpoint.metrics), endpoint.final
         if not self.options.rewards:
             reward = score = None

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,13 @@ TAIL = 64 << 10
 """Number of last bytes of each output that are kept."""
 GRACE_S = 5.0
 """Seconds between asking a program to end, and killing it."""
+ROUNDS, ROUND_S = 20, 0.05
+"""Looks for processes that a program has left, and seconds between two of them."""
 DRAIN_S = 2.0
 """Seconds for its last output, once it has ended."""
+
+MARK = "RLHF_PROGRAM"
+"""Environment variable by which the processes of one program are known, whatever session they are in."""
 
 _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 _PR_SET_PDEATHSIG = 1
@@ -46,15 +53,16 @@ def _ends_with_its_parent() -> None:
 
 
 async def run(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Ended:
-    """Runs the command to its end. A cancelled run ends it and everything that it started. Raises ``UserError`` for a command
-    that cannot be started.
+    """Runs the command to its end, and ends everything that it started, also in sessions of its own (Linux); so does a cancelled
+    run. Raises ``UserError`` for a command that cannot be started.
     """
+    mark = secrets.token_hex(16)
     async with _Tail() as stdout, _Tail() as stderr:
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=directory,
-                env=dict(environment),
+                env={**environment, MARK: mark},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=stdout.given,
                 stderr=stderr.given,
@@ -70,6 +78,7 @@ async def run(command: Sequence[str], directory: Path, environment: Mapping[str,
             raise
         finally:
             _kill(process.pid, signal.SIGKILL)  # what it started and left behind
+            await asyncio.shield(asyncio.to_thread(_end_marked, mark))
     return Ended(code, stdout.text, stderr.text)
 
 
@@ -110,6 +119,27 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), GRACE_S)
     _kill(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+def _end_marked(mark: str) -> None:
+    """Kills the processes whose environment has the mark, until there is none: one may start another meanwhile."""
+    told = f"{MARK}={mark}\0".encode()
+    for _ in range(ROUNDS):
+        left = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if told in _read(path)]
+        for number in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        if not left:
+            return
+        time.sleep(ROUND_S)
+
+
+def _read(path: Path) -> bytes:
+    """Returns what a file of a process has; nothing where it is gone, or another user's."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _kill(group: int, number: int) -> None:

@@ -70,7 +70,7 @@ class OpenEnv:
             raise UserError(f"openenv: {odd[0]!r} is no address such as http://127.0.0.1:8000")
         try:
             self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
-        except regex.error as error:
+        except (regex.error, RecursionError) as error:
             raise UserError(f"openenv: agent.pattern is no regular expression: {error}") from error
         self.form = form_of(options.action)
         self.servers = Servers(options.url, options.at_once, options.timeout_s, options.wait_s)

@@ -96,7 +96,7 @@ class HarnessAgent(SandboxAgent):
         if ended.code != 0:
             raise EpisodeFailed(f"the program ended with exit code {ended.code}: {ended.last_words}")
         if endpoint.calls == 0:
-            raise EpisodeFailed("the program never asked the policy")
+            raise EpisodeFailed("the program never asked the policy, or each of its requests was refused")
         return commands.counts + Counter(calls=endpoint.calls), endpoint.final
 
     def _environment(self, endpoint: Any, folder: str, file: Path, socket: Path) -> dict[str, str]:

@@ -42,7 +42,7 @@ class TextArena:
         self.options = options
         try:
             self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
-        except regex.error as error:
+        except (regex.error, RecursionError) as error:
             raise UserError(f"textarena: pattern is no regular expression: {error}") from error
         if options.game is not None:
             players = fewest_players(options.game)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -144,7 +145,9 @@ class UserSimulator:
             episode.log("user", turn=len(answers), text=text, ending=ending)
             messages.append({"role": "user", "content": text})
             talk.append({"role": "assistant", "content": said})
-        return self._judged(policy.trajectories(), profile, answers, ending)
+        # In a thread: a search for a pattern of a row may take its whole time, and nothing else would go on here.
+        judged = await asyncio.to_thread(profile.met, answers)
+        return self._judged(policy.trajectories(), profile, answers, ending, judged)
 
     def _read(self, said: str) -> tuple[str, str | None]:
         """Returns the message without marks, and how it ends the conversation. Raises ``EpisodeFailed`` for both marks."""
@@ -161,13 +164,21 @@ class UserSimulator:
                 text = text.replace(mark, "")
         return text.strip()
 
-    def _judged(self, rows: list[Trajectory], profile: Profile, answers: Sequence[str], ending: str | None) -> list[Trajectory]:
-        met = ending == "done" if profile.success == "user" else profile.met(answers)
+    def _judged(
+        self,
+        rows: list[Trajectory],
+        profile: Profile,
+        answers: Sequence[str],
+        ending: str | None,
+        judged: tuple[bool | None, int],
+    ) -> list[Trajectory]:
+        met = ending == "done" if profile.success == "user" else judged[0]
         metrics = {
             "user/turns": float(len(answers)),
             "user/done": float(ending == "done"),
             "user/gave_up": float(ending == "give_up"),
             "user/unfinished": float(ending is None),
+            "user/late_searches": float(judged[1]),
         }
         for row in rows:
             if row.final:

@@ -51,13 +51,26 @@ class Profile:
         values = {"goal": self.goal, "persona": self.persona or ANYBODY, "done": done, "give_up": give_up}
         return regex.sub(r"\{(" + "|".join(PLACES) + r")\}", lambda found: values[found[1]], instructions)
 
-    def met(self, answers: Sequence[str]) -> bool | None:
-        """Returns True if one of the answers, or another, has each text and pattern of ``success``; None if others judge."""
+    def met(self, answers: Sequence[str]) -> tuple[bool | None, int]:
+        """Returns True if one of the answers, or another, has each text and pattern of ``success``, None if others judge; and the
+        number of searches that took too long, which find nothing.
+        """
         if isinstance(self.success, str):
-            return None
+            return None, 0
         texts = (any(text.casefold() in answer.casefold() for answer in answers) for text in self.success.get("contains", ()))
-        patterns = (any(_matches(each, answer) for answer in answers) for each in self.success.get("matches", ()))
-        return all(texts) and all(patterns)
+        if not all(texts):
+            return False, 0
+        late = 0
+        for pattern in self.success.get("matches", ()):
+            found = False
+            for answer in answers:
+                try:
+                    found = found or regex.search(pattern, answer, timeout=PATTERN_S, concurrent=True) is not None
+                except TimeoutError:
+                    late += 1
+            if not found:
+                return False, late
+        return True, late
 
 
 def profile_of(task: Task, column: str, judge: JudgedBy) -> Profile:
@@ -119,14 +132,6 @@ def _success(value: Any, column: str) -> JudgedBy | dict[str, tuple[str, ...]]:
     for pattern in checks.get("matches", ()):
         try:
             regex.compile(pattern)
-        except regex.error as error:
-            raise ValueError(f"column {column!r}: {pattern!r} is no regular expression: {error}") from error
+        except (regex.error, RecursionError) as error:
+            raise ValueError(f"column {column!r}: {pattern[:100]!r} is no regular expression: {error}") from error
     return checks
-
-
-def _matches(pattern: str, text: str) -> bool:
-    """Returns True if the text has the pattern; a search that takes too long finds nothing."""
-    try:
-        return regex.search(pattern, text, timeout=PATTERN_S) is not None
-    except TimeoutError:
-        return False

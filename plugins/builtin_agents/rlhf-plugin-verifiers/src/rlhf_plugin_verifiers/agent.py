@@ -74,7 +74,9 @@ class Verifiers:
         rows = policy.trajectories()
         if not rows:
             full = "the prompt leaves no room: rollout.max_tokens is full"
-            raise EpisodeFailed(full if endpoint.truncated else "the environment never asked the policy")
+            raise EpisodeFailed(
+                full if endpoint.truncated else "the environment never asked the policy, or each of its requests was refused"
+            )
         for one in rows:
             if one.final:
                 one.metrics = _metrics(told)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rlhf_host import Episode, Group, Metric, Needs, RoleNeed, RunContext, UserError, hookimpl
+from rlhf_host import Episode, Group, Metric, Needs, RoleNeed, RunContext, RunError, UserError, hookimpl
 from rlhf_plugin_league.pool import Draw, Pool, Record, drawn
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ class League:
         def _has_use_for_all(self) -> League.Options:
             if self.at_once > self.size:
                 raise ValueError(f"at_once {self.at_once} is more than the pool saves (size {self.size}): lower it")
+            if twice := next((model for model in self.rivals if self.rivals.count(model) > 1), None):
+                raise ValueError(f"rivals has {twice} twice: name each model once")
             return self
 
     def __init__(self, options: Options):
@@ -114,11 +116,14 @@ class League:
             if not (self._folder / name).is_dir():
                 raise UserError(f"league: {self._folder / name} is gone, an opponent of this run: begin a new run")
         for path in self._folder.glob("*"):
-            if path.name not in self.pool.records and path.name not in self.left:
+            if re.match(r"\.?step-\d", path.name) and path.name not in {*self.pool.records, *self.left}:
                 shutil.rmtree(path, ignore_errors=True)  # of steps that this run has not reached yet
-        if not self.seats or any(name not in self.pool.records for name in self.seats):  # other rivals than before
-            self._draw(max(context.resume_step, 0) + 1)
-        await self._load()
+        if len(self.seats) != self.options.at_once or any(name not in self.pool.records for name in self.seats):
+            self._draw(max(context.resume_step, 0) + 1)  # the first draw, or other settings than before
+        try:
+            await self._load()
+        except RunError as error:
+            raise UserError(f"league: {error}: put the files back, or begin a new run") from error
 
     @hookimpl
     def choose_role(self, episode: Episode, role: str) -> str | None:
@@ -226,11 +231,26 @@ class League:
     def state_dict(self) -> dict[str, Any]:
         games = {name: [record.games, record.won] for name, record in self.step.items()}
         state = {"pool": self.pool.state_dict(), "seats": list(self.seats), "left": dict(self.left), "step": games}
-        return state | {"asked": self.asked, "unscored": self.unscored}
+        return state | {
+            "asked": self.asked,
+            "unscored": self.unscored,
+            "role": self.options.role,
+            "rivals": self.options.rivals,
+        }
 
     @hookimpl
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.pool.load_state_dict(state["pool"])
-        self.seats, self.left = list(state["seats"]), dict(state["left"])
-        self.step = {name: Record(*values) for name, values in state["step"].items()}
+        """Takes the state back. Rivals are known by their models: those that are not named any more lose their records."""
+        models = ["", *self.options.rivals]
+        own = dict(zip(models, self.pool.fixed, strict=True))
+        names = {state.get("role", own[""]): own[""]}
+        for number, model in enumerate(state.get("rivals", self.options.rivals), 1):
+            if model in own:
+                names[f"rival_{number}"] = own[model]
+            else:
+                log.warning("league: the rival %s is not named any more, and its games are forgotten", model)
+        names |= {name: name for name in state["pool"] if name.startswith("step-")}
+        self.pool.load_state_dict({names[name]: values for name, values in state["pool"].items() if name in names})
+        self.seats, self.left = [names.get(name, "") for name in state["seats"]], dict(state["left"])
+        self.step = {names[name]: Record(*values) for name, values in state["step"].items() if name in names}
         self.asked, self.unscored = state["asked"], state["unscored"]

@@ -29,8 +29,13 @@ def save(weights: Weights, directory: str) -> None:
 
 
 def load(loader: Loader, directory: str, version: int) -> None:
-    """Replaces the weights of an engine by saved ones, as ``version``. Raises ``RunError`` for files that cannot be read."""
-    loader.load(_read(Path(directory)), version)
+    """Replaces the weights of an engine by saved ones, as ``version``. Raises ``RunError`` for files that cannot be read, and for
+    other weights than the model's.
+    """
+    try:
+        loader.load(_read(Path(directory)), version)
+    except RunError as error:
+        raise RunError(f"the opponent in {directory} cannot be loaded: {error}") from error
 
 
 def _write(buckets: Buckets, directory: Path) -> None:
@@ -49,4 +54,4 @@ def _read(directory: Path) -> Iterator[Bucket]:
         try:
             yield list(load_file(path).items())
         except (OSError, SafetensorError) as error:
-            raise RunError(f"the opponent's weights in {path} cannot be read: {error}") from error
+            raise RunError(f"{path.name} cannot be read: {error}") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf_host import Group, Trajectory, UserError
 from rlhf_host.internals import AGENT
 from rlhf_host.models import sizes
+from rlhf_host.sampling import unpack_tokens
 
 if TYPE_CHECKING:
     from rlhf_host.sampling import SavedStep
@@ -52,10 +53,14 @@ def _is_plain_sum(row: Trajectory) -> bool:
 
 
 def check_vocabulary(steps: Iterable[SavedStep], actor: RoleConfig) -> None:
-    """Raises ``UserError`` for a token outside the model's vocabulary, if its size is known."""
+    """Raises ``UserError`` for a token outside the model's vocabulary, also in a set of those that could be drawn, if its size is
+    known.
+    """
     size, _ = sizes(actor)
     for step in steps if size is not None else ():
-        highest = max((max(s.token_ids, default=0) for row in step.rows for s in row.segments), default=0)
+        sampled = max((max(s.token_ids, default=0) for row in step.rows for s in row.segments), default=0)
+        sets = (unpack_tokens(one) for row in step.rows for one in filter(None, row.traces.get("support", ())))
+        highest = max(sampled, max((int(ids[-1]) for ids in sets), default=0))
         if highest >= (size or 0):
             raise UserError(
                 f"{step.where}: step {step.step} has the token {highest}, and the model a vocabulary of {size}: "

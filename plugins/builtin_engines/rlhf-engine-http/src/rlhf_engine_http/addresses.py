@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from rlhf_host import UserError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PORTS = {"http": 80, "https": 443}
 
 
 def address(url: str, source: str) -> str:
@@ -17,7 +18,7 @@ def address(url: str, source: str) -> str:
     """
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = parts.scheme in PORTS and bool((parts.hostname or "").encode("idna")) and parts.port != 0
     except ValueError:
         good = False
     if "@" in url or "?" in url:  # which may have secrets, so it is not shown
@@ -26,7 +27,7 @@ def address(url: str, source: str) -> str:
             " --engine.key-env"
         )
     if not good or parts.fragment or any(letter.isspace() for letter in url):
-        raise UserError(f"engine http: {url!r} in {source} is no address of a server; write http://HOST:PORT")
+        raise UserError(f"engine http: {url!r:.100} in {source} is no address of a server; write http://HOST:PORT")
     place = parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower()).geturl()
     return place.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -42,10 +43,13 @@ def addresses(urls: Sequence[str], source: str, *, elsewhere: bool, others: Sequ
         UserError: one is no address, is given twice, or is on another machine, which gets no weights.
     """
     cleaned: list[str] = []
+    known = {_server(other): (other, " and --engine.urls") for other in others}
     for url in urls:
         own = address(url, source)
-        if own in cleaned or own in others:
-            raise UserError(f"engine http: {own} is given twice in {source}{' and --engine.urls' if own in others else ''}")
+        again, where = known.setdefault(_server(own), (own, ""))
+        if own in cleaned or again != own or where:
+            names = own if again == own else f"{own}, which is {again},"
+            raise UserError(f"engine http: {names} is given twice in {source}{where}")
         if not elsewhere and urlsplit(own).hostname not in LOOPBACK:
             raise UserError(
                 f"engine http: {own} in {source} may be on another machine, so weights need a directory that it sees too, under"
@@ -53,6 +57,13 @@ def addresses(urls: Sequence[str], source: str, *, elsewhere: bool, others: Sequ
             )
         cleaned.append(own)
     return cleaned
+
+
+def _server(url: str) -> tuple[str | None, int | None, str]:
+    """Returns what two addresses of one server have in common, as far as they themselves say it."""
+    parts = urlsplit(url)
+    host = LOOPBACK[0] if parts.hostname in LOOPBACK else parts.hostname
+    return host, parts.port or PORTS[parts.scheme], parts.path
 
 
 class ServerFile:
@@ -70,7 +81,7 @@ class ServerFile:
         self.path = path
         self._others, self._elsewhere = tuple(urls), elsewhere
         try:
-            self._taken = self._seen = path.read_text(encoding="utf-8")
+            self._taken = self._seen = _text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"engine http cannot read --engine.servers {path}: {_why(error)}") from error
         self.urls = self._addresses(self._taken)
@@ -83,7 +94,7 @@ class ServerFile:
             UserError: there is a new text that is no list; ``urls`` stays, and the text is not complained of again.
         """
         try:
-            text = self.path.read_text(encoding="utf-8")
+            text = _text(self.path)
         except (OSError, UnicodeDecodeError) as error:
             text = f"\0{_why(error)}"  # which no file of addresses has
         if text == self._taken or text != self._seen:
@@ -99,6 +110,13 @@ class ServerFile:
     def _addresses(self, text: str) -> list[str]:
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
         return addresses(list(filter(None, lines)), str(self.path), elsewhere=self._elsewhere, others=self._others)
+
+
+def _text(path: Path) -> str:
+    """Returns the text of a file. Raises ``OSError`` also for a pipe or a device, which gives its text once, or without end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(0, "it is no file, and is read again and again")
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _why(error: OSError | UnicodeDecodeError) -> str:

@@ -14,6 +14,10 @@ WORST = -9998.0
 """vLLM writes -9999 for log-probabilities that JSON does not have: NaN, and infinite ones."""
 
 
+OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What reading a reply raises that has another form than its protocol's."""
+
+
 class Wrong(Exception):
     """The answer is outside of the protocol, or cannot be the answer to what was asked."""
 
@@ -58,12 +62,12 @@ def checked(answer: Answer, request: Request, expected: Expected) -> tuple[list[
     if answer.reason == "abort":
         raise Aborted
     tokens, sampling = list(answer.token_ids), request.sampling
-    if wrong := next((token for token in tokens if type(token) is not int or not 0 <= token < expected.vocabulary), None):
-        raise Wrong(f"token {wrong!r} is not in the model's vocabulary of {expected.vocabulary}")
+    if wrong := [token for token in tokens if type(token) is not int or not 0 <= token < expected.vocabulary]:
+        raise Wrong(f"token {wrong[0]!r:.40} is not in the model's vocabulary of {expected.vocabulary}")
     if not 0 < len(tokens) <= expected.most:
         raise Wrong(f"{len(tokens)} tokens, where 1 to {expected.most} were asked for")
     if answer.prompt_tokens is not None and answer.prompt_tokens != len(request.token_ids):
-        raise Wrong(f"it counts {answer.prompt_tokens} tokens in a prompt of {len(request.token_ids)}")
+        raise Wrong(f"it counts {answer.prompt_tokens!r:.40} tokens in a prompt of {len(request.token_ids)}")
     ends = expected.ends | set(sampling.stop_token_ids)
     if (early := next((place for place, token in enumerate(tokens[:-1]) if token in ends), None)) is not None:
         raise Wrong(f"it goes on after token {tokens[early]}, which ends a completion")
@@ -78,10 +82,10 @@ def _logprobs(values: Sequence[Any], count: int, sampling: Sampling) -> list[flo
     if len(values) != count:
         raise Wrong(f"{len(values)} log-probabilities for {count} tokens")
     for value in values:
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= WORST:
-            raise Wrong(f"the log-probability {value!r}: the model's logits are not finite")
+        if type(value) not in (int, float) or not WORST < value < math.inf:
+            raise Wrong(f"the log-probability {value!r:.40}: the model's logits are not finite")
         if value > 1e-5:
-            raise Wrong(f"the log-probability {value!r}, which is above 0")
+            raise Wrong(f"the log-probability {value!r:.40}, which is above 0")
     return [0.0] * count if sampling.temperature == 0 else [min(float(value), 0.0) for value in values]
 
 
@@ -94,4 +98,4 @@ def _reason(reason: Any, tokens: list[int], ends: frozenset[int], most: int, sam
         return "stop"
     if reason == "stop":
         raise Wrong(f"it ends at token {tokens[-1]}, which ends no completion of the run's model (eos_token_id differs)")
-    raise Wrong(f"it ends after {len(tokens)} of {most} tokens, for {reason!r}")
+    raise Wrong(f"it ends after {len(tokens)} of {most} tokens, for {reason!r:.80}")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from rlhf_engine_http.addresses import ServerFile
-from rlhf_engine_http.answers import Aborted, Expected, Wrong, checked
+from rlhf_engine_http.answers import OTHER_FORM, Aborted, Expected, Wrong, checked
 from rlhf_engine_http.balance import Balance, chain_of
 from rlhf_engine_http.connection import Connection, NoAnswer, Refusal
 from rlhf_engine_http.dialects import DIALECTS
@@ -184,6 +184,9 @@ class Fleet:
                 raise RunError(f"engine http: {server.url} did not load version {version}: {result}") from result
             elif isinstance(result, BaseException):
                 raise result
+        for server in self.servers:
+            if server.state == "behind" and not (server.leaving or server.loading):  # it was named again meanwhile
+                server.watch = self._spawn(self._watch(server))
         await self._tell()
         await self._any_serving()
         self.measures.load_s += time.monotonic() - started
@@ -543,7 +546,7 @@ class Fleet:
             if (label := await dialect.label(connection)) != weights.label:
                 raise UserError(f"it calls its weights {label!r} after loading {weights.label!r}")
             likeliest = await self.meeting.likeliest(server)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except OTHER_FORM as error:
             raise UserError(f"it answered outside of its protocol ({type(error).__name__}: {error})") from error
         if weights.likeliest is None:
             weights.likeliest, weights.exact, weights.source = likeliest, server.facts.exact, server.url

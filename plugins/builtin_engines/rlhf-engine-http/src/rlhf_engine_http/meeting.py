@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_engine_http.answers import Aborted, Wrong
+from rlhf_engine_http.answers import OTHER_FORM, Aborted, Answer, Wrong
 from rlhf_engine_http.connection import Connection, NoAnswer, Refusal
 from rlhf_engine_http.dialects import DIALECTS, TOP, Dialect
 from rlhf_engine_http.servers import SHAPES, Model, Server
@@ -46,7 +46,7 @@ class Meeting:
             raise Unreachable(self._advice(connection.url, dialect, str(error))) from error
         except (Refusal, UserError, Wrong, Aborted) as error:
             raise UserError(self._advice(connection.url, dialect, str(error) or "it gave a request up")) from error
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except OTHER_FORM as error:
             name = dialect.name if dialect else "no known"
             why = f"it does not answer as a {name} server does ({type(error).__name__}: {error})"
             raise UserError(self._advice(connection.url, dialect, why)) from error
@@ -116,13 +116,16 @@ class Meeting:
         return await server.connection.post(server.dialect.generate, body, timeout_s=self.options.load_s)
 
 
-def read(server: Server, reply: Any) -> Any:
+def read(server: Server, reply: Any) -> Answer:
     """Returns a reply's ``Answer``. Raises ``Wrong`` for one that is none."""
     try:
-        return server.dialect.answer(reply)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        answer = server.dialect.answer(reply)
+        if other := [label for label in answer.labels if not isinstance(label, str)]:
+            raise TypeError(f"its weights are called {other[0]!r:.40}, which is no text")
+    except OTHER_FORM as error:
         text = " ".join(str(error).split())
-        raise Wrong(f"it is no answer of {server.dialect.name} ({type(error).__name__}: {text})") from error
+        raise Wrong(f"it is no answer of {server.dialect.name} ({type(error).__name__}: {text:.200})") from error
+    return answer
 
 
 async def _detected(connection: Connection) -> Dialect:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf_host import Scratch, UserError
+from rlhf_host import RunError, Scratch, UserError
 from rlhf_host.distributed import check_complete, parameter_names
 from rlhf_host.protocols import Bucket, Buckets
 
@@ -159,10 +159,12 @@ class WeightFiles:
             shutil.rmtree(left, ignore_errors=True)
         try:
             fill(aside)
-        except BaseException:
+            aside.rename(path)
+        except BaseException as error:
             shutil.rmtree(aside, ignore_errors=True)
+            if isinstance(error, OSError | SafetensorError):  # safetensors has an error of its own for a full disk
+                raise RunError(f"engine http cannot write version {version} in {self._scratch.path}: {error}") from error
             raise
-        aside.rename(path)
         return path
 
     def _list(self, path: Path, stored: Stored) -> Stored:

@@ -31,7 +31,7 @@ class ReasoningGymReward:
     def __init__(self, options: Options):
         try:
             self.pattern = regex.compile(options.pattern, regex.S) if options.pattern is not None else None
-        except regex.error as error:
+        except (regex.error, RecursionError) as error:
             raise UserError(f"reasoning_gym: pattern is no regular expression: {error}") from error
 
     @hookimpl
