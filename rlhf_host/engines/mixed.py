@@ -13,7 +13,7 @@ class MixedKernels:
     """Kernels whose decoders sample from ``p ∝ p_other^(1 − share)·p_model^share``, token by token.
 
     Args:
-        other: the second model; its weights may change between two batches.
+        other: the second model; its weights may change as those of the engine's own do.
     """
 
     def __init__(self, kernels: Kernels, other: nn.Module, share: float):
@@ -37,7 +37,6 @@ class MixedDecoder:
             decoder.refresh()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        self._both[0].refresh()  # nobody tells this engine that the other model was trained
         return self._mixed(*(decoder.prefill(prompts) for decoder in self._both))
 
     def start(self, prompt_of_row: Tensor, longest: int) -> None:

@@ -53,11 +53,15 @@ class Barrier:
 
 
 class Gate(Barrier):
-    """Gate for the requests of episodes to an engine. Episodes go on while it is closed; their next request waits."""
+    """Gate for the requests of episodes to an engine. Episodes go on while it is closed; their next request waits.
 
-    def __init__(self, engine: Generator):
+    Args:
+        weights: the gate of another engine whose weights this one samples from too: its requests pass there.
+    """
+
+    def __init__(self, engine: Generator, weights: Barrier | None = None):
         super().__init__()
-        self.engine = engine
+        self.engine, self._weights = engine, weights or self
         self.expected = 0
 
     @property
@@ -80,6 +84,6 @@ class Gate(Barrier):
         self.expect(0)
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, key: SampleKey) -> Generation:
-        async with self.passing():
+        async with self._weights.passing():
             with span("request"):
                 return await self.engine.generate(token_ids, sampling, key)

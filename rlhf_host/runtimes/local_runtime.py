@@ -100,8 +100,10 @@ class LocalRuntime:
         self.exact = roles.exact
         if start.engine is not None:
             self._start_engine(start.engine.build(), start, roles)
-            frozen = (need for need in start.needs.roles if need.generates)
+            frozen = [need for need in start.needs.roles if need.generates]
             self.engines = {need.name: self._start_frozen(start.engine.build(), need, start, roles) for need in frozen}
+            mixtures = {need.name: self.engines[need.name] for need in frozen if need.mixes is not None}
+            self.targets += [SyncTarget(name, engine, in_place=True, mixed=True) for name, engine in mixtures.items()]
 
     def _start_frozen(self, engine: EnginePlugin, need: RoleNeed, start: RuntimeStart, roles: Roles) -> Engine:
         """Starts an engine for a role whose weights do not change."""

@@ -19,7 +19,7 @@ from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import build, find
 from rlhf_host.protocols import Runtime, RuntimePlugin, RuntimeStart, SyncTarget, WeightSource, WeightSyncStart
 from rlhf_host.records.episodes import Sampling, Task
-from rlhf_host.records.needs import Needs, RoleHandle
+from rlhf_host.records.needs import Needs, RoleHandle, RoleNeed
 from rlhf_host.rollouts.collect import Collector
 from rlhf_host.rollouts.endpoints import Endpoints
 from rlhf_host.rollouts.episode_settings import MOST_TOKENS, EpisodeSettings, SampledModel
@@ -188,7 +188,7 @@ def episodes_of(
     sees = started.traits.engine.images
     actor = _sampled_model(config.roles["actor"], started.gate, started.tokenizer, engine_name, sees)
     frozen = {
-        need.name: _frozen_episodes(manager, started, need.name, settings, engine_name)
+        need.name: _frozen_episodes(manager, started, need, settings, engine_name)
         for need in started.needs.roles
         if need.generates
     }
@@ -196,13 +196,12 @@ def episodes_of(
 
 
 def _frozen_episodes(
-    manager: PluginManager, started: Started, role: str, settings: EpisodeSettings, engine_name: str
+    manager: PluginManager, started: Started, need: RoleNeed, settings: EpisodeSettings, engine_name: str
 ) -> Episodes:
-    """The answers of a frozen role, sampled as the actor's are."""
-    handle, engine = started.handles[role], started.runtime.engines[role]
-    model = _sampled_model(
-        started.roles[role], Gate(engine), handle.tokenizer, f"{engine_name} of the role {role}", started.traits.engine.images
-    )
+    """The answers of a frozen role, sampled as the actor's are. A mixture's wait when the actor's do: it has its weights."""
+    handle, role, name = started.handles[need.name], started.roles[need.name], f"{engine_name} of the role {need.name}"
+    gate = Gate(started.runtime.engines[need.name], None if need.mixes is None else started.gate)
+    model = _sampled_model(role, gate, handle.tokenizer, name, started.traits.engine.images)
     settings = replace(settings, max_tokens=min(settings.max_tokens, handle.context_length))
     return Episodes(manager, model, settings, started.endpoints)
 

@@ -44,3 +44,24 @@ def test_requests_that_are_cancelled_do_not_hold_the_gate():
         await asyncio.wait_for(gate.hold(), 1)
 
     asyncio.run(run())
+
+
+def test_requests_to_an_engine_that_has_the_weights_of_another_wait_with_those_of_the_other():
+    """As a mixture of the policy and its reference, in this process, has the weights that an update changes."""
+    actor, mixture = Gate(Slept(lambda ids, key: [4])), Slept(lambda ids, key: [4])
+    gate = Gate(mixture, actor)
+
+    async def run():
+        first = asyncio.create_task(gate.generate([3], Sampling(max_new_tokens=2), (0, 0, 0)))
+        await asyncio.sleep(0)
+        assert actor.in_flight == 1
+        await actor.hold()
+        assert first.done() or mixture.calls, "it was under way"
+        second = asyncio.create_task(gate.generate([3], Sampling(max_new_tokens=2), (0, 1, 0)))
+        await asyncio.sleep(0.01)
+        assert len(mixture.calls) == 1
+        mixture.version = 1
+        actor.release()
+        assert (await second).versions == [1]
+
+    asyncio.run(run())

@@ -108,7 +108,7 @@ class Mixed:
     """Asks the mixture of the policy and its start; longer answers of the policy win."""
 
     def __init__(self, share):
-        self.share, self.said = share, []
+        self.share, self.said, self.versions = share, [], set()
 
     @hookimpl
     def needs(self):
@@ -120,6 +120,7 @@ class Mixed:
         prompt = list(episode.task.prompt_ids)
         answer = await policy.role("start").generate(prompt)
         self.said.append((prompt, list(answer.token_ids), list(answer.logprobs)))
+        self.versions |= {*answer.versions}
         rows = policy.trajectories()
         rows[0].agent_rewards = [float(sum(rows[0].segments[1].token_ids))]
         return rows
@@ -137,6 +138,7 @@ def test_a_mixture_is_sampled_with_the_policys_present_weights(tmp_path):
     agent.said.clear()
     rlhf_host.train(resume=str(run), agent=agent, data=data, steps=2)
     assert len(agent.said) == 16
+    assert agent.versions == {0, 1}, "it says which weights of the policy it has"
     moved = 0.0
     for prompt, answer, told in agent.said:
         with torch.no_grad():

@@ -35,7 +35,7 @@ class Game:
     def __init__(self, options=None, dies_at=None, directory="", temperature=1.0):
         self.options, self.dies_at, self.directory = options or self.Options(), dies_at, directory
         self.temperature = temperature
-        self.said, self.killed = {}, []
+        self.said, self.own, self.killed = {}, {}, []
 
     @hookimpl
     def needs(self):
@@ -51,7 +51,7 @@ class Game:
         opponent = policy.role("opponent")
         sampling = replace(opponent.sampling, max_new_tokens=3, temperature=self.temperature)
         theirs = await opponent.generate(episode.task.prompt_ids, sampling)
-        self.said[episode.episode_id] = theirs
+        self.said[episode.episode_id], self.own[episode.episode_id] = theirs, mine
         rows = policy.trajectories()
         rows[0].agent_rewards = [float(list(mine.token_ids)[:1] != list(theirs.token_ids)[:1])]
         return rows
@@ -121,6 +121,7 @@ def test_a_run_on_ray_is_that_of_one_process(tmp_path, ray_dir, mixes, placement
     assert said(there) == said(here)
     for episode, answer in there.said.items():
         assert answer.logprobs == pytest.approx(list(here.said[episode].logprobs), abs=1e-4)
+        assert answer.versions == here.said[episode].versions
     versions = {version for answer in there.said.values() for version in answer.versions}
     assert versions == ({0} if mixes is None else {0, 1, 2}), "a mixture has the policy's weights of each step"
     assert gap(metrics(tmp_path / "ray"), metrics(tmp_path / "local")) < 1e-3
@@ -149,21 +150,43 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path, ray_dir):
     assert gap(metrics(tmp_path / "run"), metrics(tmp_path / "whole")) < 1e-3
 
 
-@pytest.mark.parametrize("more", [{"async_depth": 1}, {"actor.lora.rank": 4}], ids=["async", "lora"])
+@pytest.mark.parametrize(
+    "more", [{"async_depth": 1, "pipeline.schedule": "fixed"}, {"actor.lora.rank": 4}], ids=["async", "lora"]
+)
 @pytest.mark.parametrize("mixes", [None, 0.25], ids=["frozen", "mixture"])
 def test_features_of_runs_work_with_it(tmp_path, ray_dir, mixes, more):
-    game = Game(Game.Options(mixes=mixes))
+    here, game = Game(Game.Options(mixes=mixes)), Game(Game.Options(mixes=mixes))
     rlhf_host.train(algo="rloo", agent=game, data=DATA, **settings(tmp_path / "run", ray_dir, **more))
+    rlhf_host.train(algo="rloo", agent=here, data=DATA, **settings(tmp_path / "local", **more))
+    assert said(game) == said(here)
+    assert [each.versions for each in game.said.values()] == [here.said[episode].versions for episode in game.said]
     rows = metrics(tmp_path / "run")
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert gap(rows, metrics(tmp_path / "local")) < 1e-3
     exact = [row["mismatch/max"] for row in rows if "mismatch/max" in row]  # not of batches that older weights sampled
     assert len(exact) >= (1 if "async_depth" in more else 3)
     assert max(exact) < 1e-3
     assert min(row["grad_norm"] for row in rows) > 0
-    if "actor.lora.rank" in more:
-        here = Game(Game.Options(mixes=mixes))
-        rlhf_host.train(algo="rloo", agent=here, data=DATA, **settings(tmp_path / "local", **more))
-        assert said(game) == said(here)
+
+
+@pytest.mark.parametrize("mixes", [None, 0.25], ids=["frozen", "mixture"])
+def test_ahead_of_training_only_the_weights_that_answer_depend_on_time(tmp_path, ray_dir, mixes):
+    """The schedule ``free``: on Ray engines take new weights while they answer. The same weights give the same answer."""
+    games, runs = [Game(Game.Options(mixes=mixes)) for _ in range(2)], []
+    for number, (game, where) in enumerate(zip(games, (ray_dir, None), strict=True)):
+        more = {"async_depth": 1, "train.steps": 5}
+        rlhf_host.train(algo="rloo", agent=game, data=DATA, **settings(tmp_path / str(number), where, **more))
+        runs.append(metrics(tmp_path / str(number)))
+    for answers in ("said", "own"):
+        there, here = (getattr(game, answers) for game in games)
+        assert there.keys() == here.keys()
+        alike = [episode for episode in here if there[episode].versions == here[episode].versions]
+        assert len(alike) >= len(here) // 5, "those of the first weights at least"
+        for episode in alike:
+            assert there[episode].token_ids == here[episode].token_ids
+            assert there[episode].logprobs == pytest.approx(here[episode].logprobs, abs=1e-4)
+    if mixes is None:
+        assert said(games[0]) == said(games[1])
+    assert {row["staleness/max"] for rows in runs for row in rows} == {0, 1}
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "deepspeed"])

@@ -125,33 +125,62 @@ def test_the_gradient_is_that_of_finite_differences(merge, beta, top_k):
         if not top_k:
             return whole_loss(theirs, mine[0], SHARED, beta, (0.7, 0.3))[0]
         likeliest = theirs.topk(top_k)
-        return likeliest_loss((likeliest.values, likeliest.indices, others), mine, SHARED, beta, (0.7, 0.3))[0]
+        return likeliest_loss((likeliest.values, likeliest.indices, others), mine, SHARED, TEACHER, beta, (0.7, 0.3))[0]
 
     assert torch.autograd.gradcheck(loss, (raw,), eps=1e-6, atol=1e-6, rtol=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    seed=st.integers(0, 10**6), beta=st.sampled_from([0.0, 0.2, 0.5, 1.0]), k=st.integers(1, TEACHER), shared=st.integers(0, 4)
-)
-def test_the_likeliest_tokens_and_one_for_the_rest_are_those_of_a_loop(seed, beta, k, shared):
-    teacher, student, pairs = logs(seed, 1, TEACHER), logs(seed + 1, 1, STUDENT), SHARED[:shared]
-    likeliest, one = teacher.topk(k), torch.zeros(1, dtype=torch.float64)
-    found = likeliest_loss((likeliest.values, likeliest.indices, one), (student, one), pairs, beta, (0.6, 0.4))[0]
-    of = dict(pairs.tolist())
-    p, q = teacher[0].exp().tolist(), student[0].exp().tolist()
-    chosen = likeliest.indices[0].tolist()
-    both = [(p[a], q[of[a]]) for a in chosen if a in of]
-    mine = sorted((value for place, value in enumerate(q) if place not in of.values()), reverse=True)
-    alone = [(p[a], b) for a, b in zip_longest([a for a in chosen if a not in of], mine, fillvalue=None) if a is not None]
-    alone = [(a, b or 0.0) for a, b in alone]
-    rest = [max(1 - sum(pair[side] for pair in [*both, *alone]), -math.expm1(-1e-6)) for side in (0, 1)]
+def of_likeliest(teacher, student, wholes, k, beta, weights, pairs):
+    """The loss of a piece of text from the teacher's ``k`` likeliest tokens, token by token.
+
+    Args:
+        wholes: sums of the two measures, which are the probabilities of the piece's other tokens.
+    """
+    of, chosen = dict(pairs), sorted(range(len(teacher)), key=teacher.__getitem__, reverse=True)[:k]
+    both = [(teacher[a], student[of[a]]) for a in chosen if a in of]
+    theirs = [teacher[a] for a in chosen if a not in of]
+    ours = sorted((value for place, value in enumerate(student) if place not in of.values()), reverse=True)
+    every = len(teacher) - len(pairs)  # of the teacher's tokens that the student has not
+    alone = [*zip_longest(theirs, ours[: len(theirs)], fillvalue=0.0), *((0.0, value) for value in ours[every:])]
+    sums = [sum(pair[side] for pair in [*both, *alone]) for side in (0, 1)]
+    rest = [max(whole - own, -math.expm1(-1e-6) * whole) for whole, own in zip(wholes, sums, strict=True)]
     distance = sum(abs(a - b) for a, b in alone)
-    if pairs.tolist():
-        expected = 0.6 * generalised(*zip(*both, rest, strict=True), beta) + 0.4 * distance
-    else:
-        expected = 0.4 * (distance + abs(rest[0] - rest[1]))
+    if not pairs:
+        return weights[1] * (distance + abs(rest[0] - rest[1]))
+    return weights[0] * generalised(*zip(*both, rest, strict=True), beta) + weights[1] * distance
+
+
+VOCABULARIES = st.tuples(st.integers(1, 14), st.integers(1, 14), st.floats(0, 1))
+"""A teacher's and the student's number of tokens, and the share of the smaller one that both have."""
+
+
+def pairs_of(seed, teacher, student, share):
+    """``[S, 2]``: the numbers of random tokens that two vocabularies share."""
+    random, count = torch.Generator().manual_seed(seed), round(share * min(teacher, student))
+    return torch.stack([torch.randperm(size, generator=random)[:count] for size in (teacher, student)], -1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), sizes=VOCABULARIES, beta=st.sampled_from([0.0, 0.2, 0.5, 1.0]), k=st.integers(1, 14),
+    others=st.tuples(st.floats(-9, 0), st.floats(-9, 0)),
+)  # fmt: skip
+def test_the_likeliest_tokens_and_one_for_the_rest_are_those_of_a_loop(seed, sizes, beta, k, others):
+    """In vocabularies of any sizes, also where the student has more tokens of its own than the teacher."""
+    size, own, _ = sizes
+    k, pairs = min(k, size), pairs_of(seed, *sizes)
+    one = [torch.tensor([value], dtype=torch.float64) for value in others]
+    teacher, student = (logs(seed + place, 1, each) + one[place] for place, each in enumerate((size, own)))
+    likeliest = teacher.topk(k)
+    values = (likeliest.values, likeliest.indices, one[0]), (student, one[1])
+    found = likeliest_loss(*values, pairs, size, beta, (0.6, 0.4))[0]
+    plain = [each[0].exp().tolist() for each in (teacher, student)]
+    wholes = [math.exp(value) for value in others]
+    expected = of_likeliest(*plain, wholes, k, beta, (0.6, 0.4), pairs.tolist())
     assert float(found) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    if k == size:
+        whole = whole_loss(teacher, student, pairs, beta, (0.6, 0.4))[0]
+        assert float(found) == pytest.approx(float(whole), rel=1e-5, abs=2e-6 * max(wholes) * (1 + abs(others[0] - others[1])))
 
 
 @settings(max_examples=60, deadline=None)
@@ -218,6 +247,58 @@ def test_workers_get_the_loss_at_the_first_token_of_each_piece(top_k):
         assert term.values[0, 0].item() == pytest.approx(expected, rel=1e-6)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.lists(VOCABULARIES, min_size=1, max_size=3),
+    k=st.integers(1, 13),
+    across=st.sampled_from(["gold", "uld"]),
+    merge=st.sampled_from(["last", "first"]),
+    beta=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_each_of_several_teachers_gives_the_loss_of_a_loop(seed, sizes, k, across, merge, beta):
+    """From whole distributions, from the likeliest tokens, and from all of them, as the host stores them: in 32 bits."""
+    own, beta, names = sizes[0][1], 0.0 if across == "uld" else beta, [f"t{number}" for number in range(len(sizes))]
+    batch, _ = one_row(6, 6)
+    batch.completion_ids, table = batch.completion_ids % own, tables([([1, 3, 4, 6], [2, 3, 5, 6])], (6, 6))[0]
+    pieces = [(begin, *each) for begin, each in enumerate(table[0].tolist()) if each[0]]
+    taught = table[..., 0] > 0
+    batch.own, batch.rows = {"taught": taught}, {}
+    student = logs(seed, 1, 6, own).float()
+    outputs = Outputs(logprobs=torch.zeros(1, 6), others={}, logits=student)
+    expected, tops = {}, (0, k, 14)
+    for number, (name, (size, _, share)) in enumerate(zip(names, sizes, strict=True)):
+        seen, pairs = one_row(6, 6)[1], pairs_of(seed, size, own, share if across == "gold" else 0)
+        seen.completion_ids = seen.completion_ids % size
+        teacher = logs(seed + 1 + number, 1, 6, size).float()
+        outputs.others[name], batch.rows[name] = Distribution(teacher, student), seen
+        batch.own |= {
+            f"{name}/spans": table, f"{name}/shared": pairs[None, None], f"{name}/vocabulary": float(size),
+            f"{name}/taught": taught, f"{name}/read": torch.ones(1, 6, dtype=torch.bool),
+        }  # fmt: skip
+        seen.logprobs[name] = teacher.gather(-1, seen.completion_ids.unsqueeze(-1)).squeeze(-1)
+        weights = (0.0, 1.0) if across == "uld" else (len(pairs) / size, 1 - len(pairs) / size)
+        expected |= {(name, top): [] for top in tops}
+        for begin, count, low, width in pieces:
+            measured = [
+                chained(values[0].tolist(), rows.completion_ids[0].tolist(), *place, merge)
+                for values, rows, place in ((teacher, seen, (low, width)), (student, batch, (begin, count)))
+            ]
+            expected[name, 0].append(reference(*measured, beta, weights, pairs.tolist()))
+            wholes = [sum(each) for each in measured]
+            for top in tops[1:]:
+                expected[name, top].append(of_likeliest(*measured, wholes, top, beta, weights, pairs.tolist()))
+        assert expected[name, 14] == pytest.approx(expected[name, 0], rel=1e-5, abs=1e-5)
+    for top in tops:
+        options = {"teachers": dict.fromkeys(names, 1.0), "own_tokens": True, "across": across, "merge": merge, "beta": beta}
+        for name, (size, _, _) in zip(names, sizes, strict=True):
+            batch.rows[name].distributions = {name: TopK(*outputs.others[name].logprobs.topk(min(top, size)))} if top else {}
+        terms, _ = terms_of(Distill(Distill.Options(**options, top_k=top)), outputs, batch)
+        for name in names:
+            found = terms[f"{name}/divergence"].values[taught].tolist()
+            assert found == pytest.approx(expected[name, top], rel=1e-4, abs=3e-6), (name, top)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("top_k", [0, 3])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
@@ -248,6 +329,29 @@ def test_with_the_same_tokens_it_is_distillation_token_by_token(beta, top_k, tem
     outputs = Outputs(logprobs=torch.zeros(1, 5), others={"teacher": Distribution(teacher, student)}, logits=student)
     own, _ = terms_of(Distill(Distill.Options(own_tokens=True, **options)), outputs, batch)
     torch.testing.assert_close(own["teacher/divergence"].values, plain["divergence"].values, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_beside_a_batch_of_one_row_change_no_pairs():
+    """There the host takes every tensor for one of rows, and gives those beside zeros. Here one comes first."""
+    table = tables([([1, 3, 4, 6], [2, 3, 5, 6])], (6, 6))[0]
+    own = {
+        "spans": table,
+        "taught": table[..., 0] > 0,
+        "read": torch.ones(1, 6, dtype=torch.bool),
+        "shared": SHARED[None, None],
+    }
+    found = []
+    for rows in (1, 2):
+        of_rows = {name: torch.cat([*[torch.zeros_like(value)] * (rows - 1), value]) for name, value in own.items()}
+        batch, seen = (one.select([0] * rows) for one in one_row(6, 6))
+        batch.rows = {"math": seen}
+        batch.own = {f"math/{name}": value for name, value in of_rows.items()} | {"math/vocabulary": float(TEACHER)}
+        both = (logs(seed, 1, 6, size).expand(rows, 6, size) for seed, size in ((0, TEACHER), (1, STUDENT)))
+        outputs = Outputs(logprobs=torch.zeros(rows, 6), others={"math": Distribution(*both)})
+        terms, _ = terms_of(Distill(Distill.Options(teachers={"math": 1.0}, own_tokens=True)), outputs, batch)
+        found.append(terms["math/divergence"].values)
+    torch.testing.assert_close(found[1][-1:], found[0])
+    assert not found[1][0].any()
 
 
 def test_pieces_share_the_difference_of_their_log_probabilities():

@@ -23,6 +23,7 @@ RUNS = {
 COMMON = ("--actor.model", "quickstart", "--actor.lr", "1e-3", "--train.steps", "3", "--train.batch-size", "4")
 COMMON += ("--rollout.n", "4", "--rollout.max-new-tokens", "4", "--train.threads", "1", "--trajectories.every", "1")
 RAY = ("--runtime", "ray", "--ray.num-cpus", "4", "--ray.num-gpus", "0", "--ray.object-store-mb", "200")
+AHEAD = ("--async-depth", "1", "--pipeline.schedule", "fixed")
 SPLIT = ("--backend", "fsdp", "--placement", "actor+reference=2", "--placement", "rollout=1")
 
 
@@ -45,8 +46,8 @@ def answers(lines):
 
 @pytest.mark.parametrize(
     ("name", "there"),
-    [*((name, ()) for name in RUNS), ("xpo", SPLIT), ("xpo", ("--actor.lora.rank", "4"))],
-    ids=[*RUNS, "xpo-fsdp", "xpo-lora"],
+    [*((name, ()) for name in RUNS), ("xpo", SPLIT), ("xpo", ("--actor.lora.rank", "4")), ("xpo", AHEAD)],
+    ids=[*RUNS, "xpo-fsdp", "xpo-lora", "xpo-ahead"],
 )
 def test_a_run_on_ray_trains_as_one_process(name, there, run):
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as directory:

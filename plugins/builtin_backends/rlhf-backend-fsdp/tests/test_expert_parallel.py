@@ -61,6 +61,7 @@ def test_gradients_are_those_of_one_process(group, experts, alone, way, what):
 
 @pytest.mark.parametrize("what", ["whole", "recomputed"])
 def test_replayed_experts_are_computed_where_they_are(group, experts, alone, what):
+    pytest.importorskip("rlhf_plugin_experts", reason="needs rlhf-plugin-experts")
     expected = group(1)("gradients", experts, kind="torch", what=what, replay=True)[0]["gradients"]
     assert largest(expected, alone[what]) > 0.1, "other experts have other gradients"
     for size, named in WAYS.values():

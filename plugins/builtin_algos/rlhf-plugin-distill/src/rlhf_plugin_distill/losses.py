@@ -50,7 +50,7 @@ def text_divergence(
     ``shared`` and ``others`` likewise.
     """
     seen, spans = batch.rows[name], Spans.of(batch.own[f"{name}/spans"])
-    shared = batch.own[f"{name}/shared"][0, 0]
+    shared = batch.own[f"{name}/shared"].amax((0, 1))  # in a batch of one row it is sliced with it; rows beside have zeros
     both = outputs.others[name] if not options.top_k else _likeliest(outputs, batch)
     student = both.own if temperature == 1 else (both.own / temperature).log_softmax(-1)
     sizes = student.shape[-1], batch.own[f"{name}/vocabulary"]
@@ -62,7 +62,9 @@ def text_divergence(
         at = spans.other_begin + (spans.other_count - 1 if options.merge == "last" else 0)
         ids = likeliest.ids[spans.rows, at]
         shared = shared[shared[:, 1] < sizes[0]]
-        loss, *parts = likeliest_loss((logs, ids, others), mine, shared, options.beta, _weights(options, len(shared), sizes[1]))
+        weights = _weights(options, len(shared), sizes[1])
+        all_tokens = max(int(sizes[1]), ids.shape[-1])  # a model may have more than its tokenizer
+        loss, *parts = likeliest_loss((logs, ids, others), mine, shared, all_tokens, options.beta, weights)
     else:
         teacher = both.logprobs if temperature == 1 else (both.logprobs / temperature).log_softmax(-1)
         logs, _ = measures(teacher, _of_tokens(teacher, seen), theirs, options.merge)

@@ -107,16 +107,20 @@ def likeliest_loss(
     teacher: tuple[Tensor, Tensor, Tensor],
     student: tuple[Tensor, Tensor],
     shared: Tensor,
+    vocabulary: int,
     beta: float,
     weights: tuple[float, float],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the same from the teacher's likeliest tokens. All other tokens count as one: with the shared tokens, or without
-    any, with the sorted ones. Of the student these are the tokens that are not compared: beside the shared ones, as many of its
-    own, the likeliest first, are compared as the teacher has.
+    """Returns the same from the teacher's likeliest tokens; from all of them it is ``whole_loss``.
+
+    The likeliest are known token by token: shared ones, and the first of the teacher's sorted others. The student's sorted others
+    are compared as far as these go, and again from where the teacher has none left, which is with 0. All tokens between, and
+    shared ones beyond the likeliest, count as one on each side: with the shared tokens, or without any, with the sorted ones.
 
     Args:
         teacher: ``[N, k]`` log-probabilities, ``[N, k]`` numbers, and ``[N]`` the log-probability of the span's other tokens.
         student: ``[N, V]`` and ``[N]``.
+        vocabulary: number of all of the teacher's tokens.
     """
     logs, ids, others = teacher
     mine, mine_others = student
@@ -126,21 +130,15 @@ def likeliest_loss(
     known[shared[:, 0]] = shared[:, 1]
     number = known[ids]
     both = number >= 0
-    at = mine.gather(-1, number.clamp(min=0))
-    t, s = (torch.where(both, each, NOTHING) for each in (logs, at))
-    own = torch.where(both, NOTHING, logs).exp().sort(-1, descending=True).values
-    alone = _without(mine, shared[:, 1]).exp()
-    k = min(ids.shape[-1], alone.shape[-1])
-    ranked = alone.topk(k, -1).values
-    count = (~both).sum(-1, keepdim=True)
-    places = torch.arange(ids.shape[-1], device=ids.device)
-    ranked = pad(ranked, (0, ids.shape[-1] - k))
-    ranked = torch.where(places < count, ranked, 0.0)
-    distance = (own - ranked).abs().sum(-1)
-    rest = (
-        _rest(logs, others),
-        _rest(torch.cat([s, torch.where(ranked > 0, ranked.clamp(min=1e-37).log(), NOTHING)], -1), mine_others),
-    )
+    t, s = (torch.where(both, each, NOTHING) for each in (logs, mine.gather(-1, number.clamp(min=0))))
+    theirs = torch.where(both, NOTHING, logs).sort(-1, descending=True).values
+    ours = _without(mine, shared[:, 1]).sort(-1, descending=True).values
+    places = torch.arange(ours.shape[-1], device=ids.device)
+    compared = (places < (~both).sum(-1, keepdim=True)) | (places >= vocabulary - len(shared))
+    ours = torch.where(compared, ours, NOTHING)
+    width = max(theirs.shape[-1], ours.shape[-1])
+    distance = (pad(ours.exp(), (0, width - ours.shape[-1])) - pad(theirs.exp(), (0, width - theirs.shape[-1]))).abs().sum(-1)
+    rest = _rest(logs, others), _rest(torch.cat([s, ours], -1), mine_others)
     if len(shared):
         t, s = (torch.cat([each, left.unsqueeze(-1)], -1) for each, left in zip((t, s), rest, strict=True))
         matched = measure_divergence(t, s, beta)
