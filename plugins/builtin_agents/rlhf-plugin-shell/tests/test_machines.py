@@ -76,7 +76,7 @@ SMALL = {name: command for name, command in CHEATS.items() if name != "fills the
 @pytest.mark.parametrize("name", SMALL)
 def test_a_policy_that_cheats_gets_nothing_and_its_episode_is_judged(name, play):
     tests = "#!/bin/bash\n# secret\ndiff sorted.txt <(sort names.txt)"
-    options = {"timeout_s": 4.0, "tests_timeout_s": 5.0, "format": "line", **BOX}
+    options = {"timeout_s": 4.0 if name == "has no end" else 60.0, "tests_timeout_s": 20.0, "format": "line", **BOX}
     played = play(task(tests=tests), [SMALL[name], "echo alive", "exit"], max_tokens=50_000, **options)
     assert played.reward == 0.0
     assert "secret" not in played.text
@@ -266,15 +266,14 @@ def test_the_next_start_ends_what_killed_runs_left_and_nothing_else(e2b, caplog)
 
 
 def test_a_run_renews_the_time_of_its_machines(e2b):
-    e2b.speed = 10.0  # 15 s are 1.5, and it is renewed after 5
-
     async def does(box):
-        box_at = next(iter(e2b.boxes.values()))
-        box_at["until"] += 6
-        await asyncio.sleep(5.5)
-        return any("/timeout" in call for call in e2b.calls)
+        end = time.monotonic() + 14
+        while time.monotonic() < end and not any("/timeout" in call for call in e2b.calls):
+            await asyncio.sleep(0.1)
+        return await box.run("echo here", 60.0)
 
-    assert opened(does, sandbox_options={"life_s": 15})
+    assert "here" in str(opened(does, sandbox_options={"life_s": 15}))
+    assert any("/timeout" in call for call in e2b.calls)
 
 
 def test_a_machine_that_nobody_waits_for_any_more_is_ended(e2b):
