@@ -162,21 +162,21 @@ class Recording:
         self._timer.start()
 
     def _stop_early(self) -> None:
-        if self._stop():
-            self.notes.append(f"torch's profiler recorded the first {self._seconds:g} s (profile.seconds)")
+        self._stop(f"torch's profiler recorded the first {self._seconds:g} s (profile.seconds)")
 
-    def _stop(self) -> bool:
-        """Stops torch's profiler; returns False if that was done already."""
+    def _stop(self, note: str = "") -> None:
+        """Stops torch's profiler, unless that was done already, and notes why. A call that comes meanwhile waits for it."""
         with self._stopping:
             if self._stopped or self._profiler is None:
-                return False
+                return
             self._stopped = True
-        import torch
+            import torch
 
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self._profiler.stop()
-        return True
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self._profiler.stop()
+            if note:
+                self.notes.append(note)
 
     def end(self, directory: Path, name: str) -> dict[str, Any]:
         """Returns what was recorded, and writes files of torch into the directory, with this name."""
