@@ -72,7 +72,9 @@ class StandIn:
 @pytest.fixture
 def docker(monkeypatch):
     """A ``StandIn``, which has no containers, networks and volumes in the end."""
-    with tempfile.TemporaryDirectory(prefix="rlhf-test-docker-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="rlhf-test-docker-", ignore_cleanup_errors=True
+    ) as folder:  # a guard may still write
         os.chmod(folder, 0o755)
         made = StandIn(Path(folder))
         monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
