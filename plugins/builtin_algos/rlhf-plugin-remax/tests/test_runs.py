@@ -71,6 +71,7 @@ def train_on_saved(tmp_path, **settings):
 
 
 def test_saved_answers_are_compared_with_the_greedy_ones_among_them(tmp_path):
+    pytest.importorskip("rlhf_samples", reason="reads saved answers")
     (first,) = train(tmp_path / "run", steps=1)
     train_on_saved(tmp_path, lr=1e-4)
     (again,) = [json.loads(line) for line in (tmp_path / "again/metrics.jsonl").read_text().splitlines()]
