@@ -58,7 +58,8 @@ def begin(tmp_path) -> Callable[..., subprocess.Popen[str]]:
 
     def start(body: str, restarts: int = 5, stderr: object = subprocess.PIPE) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", PROGRAM, "run", str(restarts), body]
-        return subprocess.Popen(command, cwd=tmp_path, stderr=stderr, text=True)  # type: ignore[call-overload]
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        return subprocess.Popen(command, cwd=tmp_path, stderr=stderr, text=True, env=buffered)  # type: ignore[call-overload]
 
     return start
 

@@ -221,4 +221,7 @@ def _of_the_terminal() -> bool:
 def say(text: str) -> None:
     shown = "\n".join(map(visible, f"Supervisor, {time.strftime('%H:%M:%S')}: {text}".split("\n")))
     with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is closed, ends no run
-        print(shown, file=sys.stderr, flush=True)
+        sys.stderr.flush()
+        os.write(
+            sys.stderr.fileno(), f"{shown}\n".encode()
+        )  # past the buffer, which a fork would take along and flush at its end
