@@ -1,10 +1,8 @@
 """A sum that several tasks add to is read after the wait, not before it: what others added meanwhile would be lost."""
 
 import ast
-import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from .sources import ROOT, python_files
 
 
 def lost(source):
@@ -19,12 +17,8 @@ def lost(source):
 
 
 def test_no_sum_is_read_before_a_wait():
-    command = ["git", "ls-files", "-co", "--exclude-standard", "*.py", ":!plugin_template"]
-    listed = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split("\n")
-    files = [ROOT / name for name in listed if name and (ROOT / name).exists()]
-    found = [
-        f"{file.relative_to(ROOT)}:{line}" for file in files if "await" in (text := file.read_text()) for line in lost(text)
-    ]
+    files = [(file, text) for file in python_files() if "await" in (text := file.read_text())]
+    found = [f"{file.relative_to(ROOT)}:{line}" for file, text in files for line in lost(text)]
     assert not found, "give what is awaited a name, and add it in the next line"
 
 

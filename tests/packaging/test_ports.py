@@ -1,10 +1,9 @@
 """A port that is agreed on before somebody listens at it is kept until then (``rlhf_host.distributed.reserved``)."""
 
 import ast
-import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from .sources import ROOT, python_files
+
 ASKED = "getsockname()[1]"
 
 
@@ -21,17 +20,8 @@ def let_go(source):
 
 
 def test_no_port_is_looked_for_and_let_go():
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "*.py", ":!plugin_template"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    files = [ROOT / name for name in listed.stdout.split("\n") if name and (ROOT / name).exists()]
-    found = [
-        f"{file.relative_to(ROOT)}:{line}" for file in files if ASKED in (text := file.read_text()) for line in let_go(text)
-    ]
+    files = [(file, text) for file in python_files() if ASKED in (text := file.read_text())]
+    found = [f"{file.relative_to(ROOT)}:{line}" for file, text in files for line in let_go(text)]
     assert not found, "somebody else may have the port when it is used: keep it with rlhf_host.distributed.reserved"
 
 

@@ -47,7 +47,7 @@ def test_requests_that_are_cancelled_do_not_hold_the_gate():
 
 
 def test_requests_to_an_engine_that_has_the_weights_of_another_wait_with_those_of_the_other():
-    """As a mixture of the policy and its reference, in this process, has the weights that an update changes."""
+    """Such is a mixture of the policy and its reference in this process: an update changes its weights."""
     actor, mixture = Gate(Slept(lambda ids, key: [4])), Slept(lambda ids, key: [4])
     gate = Gate(mixture, actor)
 

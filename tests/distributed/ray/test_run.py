@@ -221,11 +221,7 @@ def test_a_run_goes_on_after_its_controller_or_its_supervisor_is_killed(rlhf, sm
     run = tmp_path / "run"
     command = (*small_run, *saved, *RAY, "--ray.temp-dir", ray_dir, "--run-dir", run, "--max-restarts", "1")
     process = rlhf.start(*command)
-    deadline = time.monotonic() + 300
-    while not (run / "checkpoints/step-000003").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(process, lambda: (run / "checkpoints/step-000003").exists())
     (controller,) = psutil.Process(process.pid).children()
     if killed == "controller":
         controller.kill()
@@ -271,13 +267,18 @@ def test_from_python_a_lost_worker_is_replaced_in_the_same_process(fork, environ
     assert [row["step"] for row in metrics(run)] == list(range(1, 13))
 
 
-def kill_worker(process, ray_dir, ready):
-    """Kills the training worker of a started run as soon as ``ready()``."""
+def wait_until(process, ready):
+    """Waits until ``ready()``, while a started run goes on."""
     deadline = time.monotonic() + 300
     while not ready():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def kill_worker(process, ray_dir, ready):
+    """Kills the training worker of a started run as soon as ``ready()``."""
+    wait_until(process, ready)
     os.kill(worker_pid(ray_dir), signal.SIGKILL)
 
 

@@ -72,9 +72,8 @@ class StandIn:
 @pytest.fixture
 def docker(monkeypatch):
     """A ``StandIn``, which has no containers, networks and volumes in the end."""
-    with tempfile.TemporaryDirectory(
-        prefix="rlhf-test-docker-", ignore_cleanup_errors=True
-    ) as folder:  # a guard may still write
+    # A killed run's guard may still write its calls while the folder is removed.
+    with tempfile.TemporaryDirectory(prefix="rlhf-test-docker-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)
         made = StandIn(Path(folder))
         monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")

@@ -1,4 +1,4 @@
-"""What a layer gives whose tokens go through the exchange, in one process: the arithmetic without other ranks."""
+"""Results of a layer whose tokens go through the exchange, in one process: the arithmetic without other ranks."""
 
 import pytest
 import torch

@@ -32,7 +32,7 @@ from rlhf_plugin_user_simulator.user import RoleUser, ServedUser, Talk, seed_of
 log = logging.getLogger(__name__)
 
 GREETING = "Hi! How can I help you?"
-"""Instructions that a user reads before it opens a conversation. The policy does not see them."""
+"""Words that a user reads before it opens a conversation. The policy does not see them."""
 
 
 class UserSimulator:

@@ -115,9 +115,11 @@ class Taught:
         """Says once that most pieces of text are other tokens for the teacher than for the actor."""
         from rlhf_plugin_distill.other_vocabulary import one_of_both
 
+        if name in self._warned:
+            return
         pieces = int((table[..., 0] > 0).sum())
         share = float(one_of_both(table).sum()) / max(pieces, 1)
-        if pieces and share < FEW and name not in self._warned:
+        if pieces and share < FEW:
             self._warned.add(name)
             log.warning(
                 "%.0f %% of the pieces of text are one token of the teacher %r and of the actor. In all others the loss compares"

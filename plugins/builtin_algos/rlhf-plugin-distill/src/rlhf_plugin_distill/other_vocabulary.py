@@ -90,11 +90,15 @@ def whole_loss(
     """
     matched = measure_divergence(teacher[:, shared[:, 0]], student[:, shared[:, 1]], beta)
     own = [_without(teacher, shared[:, 0]), _without(student, shared[:, 1])]
-    own = [logs.exp().sort(-1, descending=True).values for logs in own]
-    width = max(each.shape[-1] for each in own)
-    theirs, ours = (pad(each, (0, width - each.shape[-1])) for each in own)
-    distance = (ours - theirs).abs().sum(-1)
+    distance = _distance(*(logs.sort(-1, descending=True).values for logs in own))
     return weights[0] * matched + weights[1] * distance, matched, distance
+
+
+def _distance(theirs: Tensor, ours: Tensor) -> Tensor:
+    """Returns ``[N]``: the sum of ``|p_i - q_i|`` over sorted log-probabilities, the shorter list filled with zeros."""
+    width = max(theirs.shape[-1], ours.shape[-1])
+    p, q = (pad(each.exp(), (0, width - each.shape[-1])) for each in (theirs, ours))
+    return (q - p).abs().sum(-1)
 
 
 def _without(logs: Tensor, numbers: Tensor) -> Tensor:
@@ -136,8 +140,7 @@ def likeliest_loss(
     places = torch.arange(ours.shape[-1], device=ids.device)
     compared = (places < (~both).sum(-1, keepdim=True)) | (places >= vocabulary - len(shared))
     ours = torch.where(compared, ours, NOTHING)
-    width = max(theirs.shape[-1], ours.shape[-1])
-    distance = (pad(ours.exp(), (0, width - ours.shape[-1])) - pad(theirs.exp(), (0, width - theirs.shape[-1]))).abs().sum(-1)
+    distance = _distance(theirs, ours)
     rest = _rest(logs, others), _rest(torch.cat([s, ours], -1), mine_others)
     if len(shared):
         t, s = (torch.cat([each, left.unsqueeze(-1)], -1) for each, left in zip((t, s), rest, strict=True))

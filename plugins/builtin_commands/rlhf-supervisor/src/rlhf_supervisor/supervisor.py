@@ -222,6 +222,5 @@ def say(text: str) -> None:
     shown = "\n".join(map(visible, f"Supervisor, {time.strftime('%H:%M:%S')}: {text}".split("\n")))
     with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is closed, ends no run
         sys.stderr.flush()
-        os.write(
-            sys.stderr.fileno(), f"{shown}\n".encode()
-        )  # past the buffer, which a fork would take along and flush at its end
+        # Past the buffer: a fork would take along what could not be written, and fail at its end.
+        os.write(sys.stderr.fileno(), f"{shown}\n".encode())

@@ -15,7 +15,7 @@ WORST = -9998.0
 
 
 OTHER_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What reading a reply raises that has another form than its protocol's."""
+"""Errors of reading a reply that has another form than its protocol's."""
 
 
 class Wrong(Exception):
