@@ -52,6 +52,10 @@ SLOW = {
         "",
         "algorithms with a second model that answers, on Ray",
     ),
+    "plugins/builtin_algos/rlhf-plugin-league/tests/test_on_ray.py": (
+        "",
+        "a league on Ray: placed apart, killed, resumed, split, with adapters and with vLLM",
+    ),
     "tests/distributed/ray/test_whole_stack.py": (
         r"\[2\]",
         "two ranks and an engine over two devices; one of each at every change",

@@ -64,6 +64,7 @@ class WeightTypes(Protocol):
     """A type, such as ``bfloat16``, and beginnings of the names of weights that may be kept in others; ``None``: unknown."""
 
 
+@runtime_checkable
 class WeightSource(Protocol):
     """The trainer as weight syncs see it."""
 

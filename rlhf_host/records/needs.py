@@ -263,7 +263,7 @@ class RunContext:
     prompt (``dataclasses.replace``). It raises ``UserError`` where the run would."""
     processes: Callable[[], Mapping[str, WeightSource]] | None = None
     """For runs that train, a function that gives what trains and samples now: ``trainer``, engines by name, and ``role NAME``, the
-    engine of a frozen role. On the run's event loop, ``await each.run("package.module:function", **arguments)`` calls the function
+    engines of a frozen role. On the run's event loop, ``await each.run("package.module:function", **arguments)`` calls the function
     in each of its processes, with ``Weights`` or a ``Loader`` first, and returns results by rank. Arguments and results are plain
     values."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_host.config.schema import RunConfig
 from rlhf_host.plugins.manager import PluginManager
-from rlhf_host.protocols import Runtime, SyncEnd, WeightSource
+from rlhf_host.protocols import Runtime, WeightSource
 from rlhf_host.records.needs import Needs
 from rlhf_host.training.events import EventLoop
 from rlhf_host.training.ledger import Ledger
@@ -67,5 +67,5 @@ class RunComponents:
     def processes(self) -> dict[str, WeightSource]:
         """Returns what ``RunContext.processes`` does."""
         engines = {f"engine {target.name}": target.engine for target in self.runtime.targets}
-        roles = {f"role {name}": engine for name, engine in self.runtime.engines.items() if isinstance(engine, SyncEnd)}
+        roles = {f"role {name}": engine for name, engine in self.runtime.engines.items() if isinstance(engine, WeightSource)}
         return {"trainer": self.runtime.source, **engines, **roles}

@@ -45,6 +45,11 @@ class DevicePhases:
             if trainable:
                 self._move("reload", away=False)
 
+    def back(self) -> None:
+        """Prepares for a function beside the trainer's weights, which may be away."""
+        if self._away:
+            self.train()
+
     def send(self) -> None:
         """Prepares for sending weights: those of workers and of engines are on the device, and no cache."""
         with self._lock:

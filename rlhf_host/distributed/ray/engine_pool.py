@@ -84,6 +84,9 @@ class EnginePool:
         self.before_sampling: Callable[[], None] = self.wake
         """Called in a thread before requests go to sleeping engines; wakes them."""
         self._rising = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        self._change: tuple[str, dict[str, Any]] | None = None
+        """Function and arguments of the last ``run`` that changed the weights."""
 
     @property
     def busy_s(self) -> float:
@@ -119,6 +122,37 @@ class EnginePool:
             self._drop(ticket)
             raise
 
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        """Runs ``"package.module:function"(loader, **arguments)`` in the processes of all engines, where no sync brings weights.
+        Returns the results of those that live. Requests wait meanwhile, and an engine that starts again later gets the weights of
+        the last function that changed them.
+
+        Raises:
+            LostError: no engine is left.
+        """
+        async with self._changing:
+            while not (results := await self._run(self.lives.up, function, arguments)):
+                if all(seat.state == "gone" for seat in self.lives.seats):
+                    raise LostError("no engine is left")
+                await asyncio.sleep(QUIET_S)
+            return results
+
+    async def _run(self, seats: Sequence[Seat], function: str, arguments: dict[str, Any]) -> list[Any]:
+        await self.awake()
+        for seat in seats:
+            seat.lane.open = False
+        while any(seat.lane.sent for seat in seats):
+            await asyncio.sleep(QUIET_S)
+        before = {seat.engine: seat.engine.version for seat in seats if seat.engine is not None}
+        answers = await asyncio.gather(*(each.run(function, **arguments) for each in before), return_exceptions=True)
+        if changed := [each.version for each, version in before.items() if each.version != version]:
+            self._change, self.version = (function, arguments), changed[0]
+        self.synced(self.version)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, LostError):
+                raise answer
+        return [result for answer in answers if isinstance(answer, list) for result in answer]
+
     async def metrics(self) -> list[Metric]:
         """Returns the metrics of the engines that answer; an engine that died has none."""
         asked = [seat.actor.metrics.remote(seat.engine.life) for seat in self.lives.up if seat.engine is not None]
@@ -136,8 +170,8 @@ class EnginePool:
 
     @property
     def at_work(self) -> bool:
-        """True while requests are in flight."""
-        return bool(self._queue.in_flight)
+        """True while requests are in flight, or weights change."""
+        return bool(self._queue.in_flight) or self._changing.locked()
 
     def sleep(self, *, keep: bool) -> None:
         """Makes the engines free their memory until the next request.
@@ -340,7 +374,13 @@ class EnginePool:
         return count
 
     async def _bring_up(self, info: EngineInfo) -> None:
-        if info.version == self.version:  # nothing is ever synced where nothing is trained
+        if self._change is not None:
+            while self._asleep:  # whoever wakes it has made room
+                await asyncio.sleep(QUIET_S)
+            async with self._changing:
+                lacking = [seat for seat in self.lives.up if seat.engine is not None and seat.engine.version != self.version]
+                await self._run(lacking, *self._change)
+        elif info.version == self.version:  # nothing is ever synced where nothing is trained
             self.synced(self.version)
         elif self.resync is not None:
             await self.resync()

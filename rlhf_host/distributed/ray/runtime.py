@@ -7,7 +7,7 @@ import contextlib
 import copy
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -134,7 +134,7 @@ class RayRuntime:
                 pool.before_sampling, pool.lives.restart = self._phases.sample, self._phases.restart
         self._actors = [actor for group, *_ in groups for actor in group.actors]
         self._actors += [actor for own in engines.values() for _, actor, _ in own]
-        self.source = RemoteSource(self.trainer.by_role["actor"])
+        self.source = RemoteSource(self.trainer.by_role["actor"], None if self._phases is None else self._phases.back)
         self._lock = asyncio.Lock()
         self._version = NO_WEIGHTS
         self._heartbeat = Heartbeat(self.processes, self._options.stall_s)
@@ -294,15 +294,17 @@ class RayRuntime:
 
 
 class RemoteSource:
-    """The actor's group as sync plugins see it."""
+    """The actor's group as sync plugins see it. ``before`` is called in a thread before a function runs."""
 
-    def __init__(self, group: WorkerGroup):
-        self.group = group
+    def __init__(self, group: WorkerGroup, before: Callable[[], None] | None = None):
+        self.group, self._before = group, before
 
     async def run(self, function: str, **arguments: Any) -> list[Any]:
         """Runs ``"package.module:function"(weights, **arguments)`` on every rank; raises the first failure at once."""
         import ray
 
+        if self._before is not None:
+            await asyncio.to_thread(self._before)
         waiting = [asyncio.ensure_future(reference) for reference in self.group.call("of_roles", "run", function, arguments)]
         try:
             return list(await asyncio.gather(*waiting))

@@ -18,7 +18,7 @@ from rlhf_host.distributed.ray import device_phases, engine_pool
 from rlhf_host.distributed.ray.actors import EngineActor, EngineInfo
 from rlhf_host.distributed.ray.device_phases import DevicePhases
 from rlhf_host.distributed.ray.engine_pool import EnginePool
-from rlhf_host.distributed.ray.runtime import RayRuntime
+from rlhf_host.distributed.ray.runtime import RayRuntime, RemoteSource
 from rlhf_host.errors import RunError
 from rlhf_host.protocols import NO_WEIGHTS, EngineTraits, SyncTarget
 from rlhf_host.records.episodes import Generation, Sampling
@@ -110,7 +110,9 @@ class Workers:
         for device in self.devices:
             device.take("trainer", HELD)
 
-    def call(self, method: str, *arguments: str) -> list[None]:
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        if method != "of_backends":
+            return [asyncio.sleep(0, dict(device.used)) for device in self.devices]
         for device in self.devices:
             if arguments == ("reload",):
                 device.take("trainer", HELD)
@@ -328,6 +330,21 @@ def test_an_engine_starts_again_where_the_trainer_is_away(house):
             assert not training.done()
         await training
         assert run.devices[0].used == {"trainer": HELD}
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_function_beside_the_trainers_weights_finds_them_on_the_device(house):
+    """Between the steps, where engines have slept since or not; in a sync they are there already, beside those of engines."""
+
+    async def main():
+        run = house(InParts, "off")
+        source = RemoteSource(run.workers, run.phases.back)
+        await run.runtime.sync(0)
+        assert "trainer" not in run.devices[0].used
+        assert await source.run("save") == [{"trainer": HELD}] * 2
+        await asyncio.to_thread(run.phases.send)
+        assert await source.run("save") == [{"trainer": HELD, "weights": WEIGHTS}] * 2
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -172,6 +172,114 @@ async def test_an_answer_may_have_the_version_that_is_on_its_way_and_no_later_on
         engine.gate.clear()
 
 
+class Changing(Gated):
+    """Its functions are ``load``, which takes a version, ``look``, which takes nothing, and ``fail``."""
+
+    async def run(self, function: str, **arguments: Any) -> list[Any]:
+        if function == "fail":
+            raise RunError("these are not weights")
+        self.asked.append((function, arguments.get("version", self.version)))
+        await asyncio.sleep(0.01)
+        self.version = arguments.get("version", self.version)
+        return [len(self.asked)]
+
+
+@on_a_loop
+async def test_weights_of_a_pool_change_between_requests():
+    """What was in flight is answered before, and what comes meanwhile after."""
+    engines = [Changing(), Changing()]
+    pool = pool_of(*engines)
+    before = ask(pool, groups=2, n=1)
+    await asyncio.sleep(0.01)
+    changing = asyncio.ensure_future(pool.run("load", version=7))
+    await asyncio.sleep(0.01)
+    after = [asyncio.ensure_future(pool.generate([5], Sampling(8), (group, 0, 0))) for group in range(2, 6)]
+    await asyncio.sleep(0.01)
+    assert [len(engine.asked) for engine in engines] == [1, 1], "neither the function nor a later request"
+    with pytest.raises(RunError, match="at work"):
+        pool.sleep(keep=True)
+    for engine in engines:
+        engine.gate.set()
+    assert await changing == [2, 2]
+    assert [answer.versions for answer in await asyncio.gather(*before, *after)] == [[0]] * 2 + [[7]] * 4
+    assert pool.version == 7
+    pool.lives.seats[0].engine.version = engines[0].version = -1  # it has started again, and its weights are on their way
+    await pool.run("look")
+    assert (pool.version, [seat.state for seat in pool.lives.seats]) == (7, ["unsynced", "serving"])
+    await pool.run("load", version=3)
+    assert [answer.versions for answer in await asyncio.gather(*ask(pool, groups=4, n=1))] == [[3]] * 4
+
+
+@on_a_loop
+async def test_a_function_that_fails_is_raised_and_the_pool_serves_on():
+    engine = Changing()
+    engine.gate.set()
+    pool = pool_of(engine)
+    with pytest.raises(RunError, match="these are not weights"):
+        await pool.run("fail")
+    assert (await pool.generate([5], Sampling(8), (0, 0, 0))).versions == [0]
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+@on_a_loop
+async def test_an_engine_that_starts_again_gets_the_weights_that_were_changed_last(monkeypatch, asleep):
+    """Not what ran last, and not before engines are awake, where others may have the memory."""
+    monkeypatch.setattr(engine_revival, "RETRY_S", 0.001)
+
+    class Again(EngineActor):
+        async def start(self, setup, threads, gpus):
+            self.engine = Changing()
+            self.engine.gate.set()
+            return EngineInfo(self.life, 0, None, True, 0)
+
+        async def sleep(self, keep):
+            return self.engine.version
+
+    engines = [Changing(), Changing()]
+    pool = pool_of(*engines, actor_class=Again)
+    await pool.run("load", version=4)
+    await pool.run("look")
+    pool._asleep = asleep
+    pool.before_sampling = lambda: setattr(pool, "_asleep", False)
+    seat = pool.lives.seats[0]
+    pool.lives.report_lost(seat.engine)
+    while seat.engine is None:
+        await asyncio.sleep(0.001)
+    again = seat.actor.actor.engine
+    assert again is not engines[0]
+    if asleep:
+        await asyncio.sleep(0.1)
+        assert (again.asked, seat.state) == ([], "unsynced")
+        await pool.awake()
+    while seat.state != "serving":
+        await asyncio.sleep(0.001)
+    assert again.asked == [("load", 4)]
+    assert ("look", 4) in engines[1].asked
+    await pool.close()
+
+
+@on_a_loop
+async def test_a_change_waits_for_an_engine_that_is_started_again(monkeypatch):
+    monkeypatch.setattr(engine_revival, "RETRY_S", 0.001)
+
+    class Late(EngineActor):
+        async def start(self, setup, threads, gpus):
+            await asyncio.sleep(0.1)
+            self.engine = Changing()
+            return EngineInfo(self.life, 0, None, True, 0)
+
+    pool = pool_of(Changing(), actor_class=Late)
+    pool.lives.report_lost(pool.lives.seats[0].engine)
+    assert await pool.run("load", version=4) == [1]
+    assert (pool.version, pool.lives.seats[0].state) == (4, "serving")
+    await asyncio.sleep(0.1)
+    assert pool.lives.seats[0].actor.actor.engine.asked == [("load", 4)], "once, though it has started again"
+    pool.lives.seats[0].state, pool.lives.seats[0].engine = "gone", None
+    with pytest.raises(LostError, match="no engine is left"):
+        await pool.run("load", version=5)
+    await pool.close()
+
+
 @on_a_loop
 async def test_long_requests_weigh_more_than_many_short_ones():
     engines = [Gated(), Gated()]

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
-from transformers import CTRLConfig
+from rlhf_authoring.learner import __file__ as learner
+from transformers import CTRLConfig, MixtralConfig
 
 from rlhf_host.commands import main
 
@@ -65,6 +66,27 @@ def test_a_run_that_does_not_fit_is_refused_with_settings_that_would(plan, direc
     assert plan("--actor.model", model, *placed, "--actor.gradient-checkpointing", "true").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (
+            ("--backend.expert-parallel", "2", "--actor.lora.rank", "4", "--actor.lora.targets", "experts"),
+            "leave them out of lora",
+        ),
+        (("--backend.expert-parallel", "3"), "3 does not divide the 4 experts"),
+        (("--backend.optimizer", "Muon"), "steps its own pieces of the weights"),
+    ],
+)
+def test_what_the_backend_refuses_has_no_plan(plan, tmp_path, flags, why):
+    """For experts, from ``config.json`` alone, as always here."""
+    pytest.importorskip("rlhf_backend_fsdp")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 32}
+    MixtralConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4).save_pretrained(tmp_path)
+    placed = (*FSDP[:4], "--placement", "actor=6", "--placement", "rollout=1")
+    assert plan("--actor.model", tmp_path, *placed).exit_code == 0
+    assert why in refused(plan("--actor.model", tmp_path, *placed, *flags))
+
+
 def test_on_one_device_the_cache_is_there_while_answers_are(plan, directory):
     flags = ("--memory-gb", "80", "--engine.autocast", "bfloat16")
     said = refused(plan("--actor.model", directory("7B"), *flags))
@@ -79,7 +101,7 @@ def test_a_frozen_model_that_answers_has_an_engine_on_the_devices_of_its_role(pl
     pytest.importorskip("rlhf_plugin_online_dpo")
 
     def planned(name, *flags):
-        chosen = ("--algo", name, "--agent", name, "--reward", "math_verifier", "--runtime", "ray", "--json")
+        chosen = ("--algo", name, "--agent", name, "--reward", f"{learner}:right_answer", "--runtime", "ray", "--json")
         placed = ("--placement", "actor+rollout=4", "--placement", "reference=1", "--backend", "fsdp")
         result = plan("--actor.model", directory("7B"), *chosen, *placed, "--actor.gradient-checkpointing", "true", *flags)
         assert result.exit_code == 0, result.output
@@ -233,6 +255,6 @@ def test_the_table_fits_the_terminal(width):
 
 
 def test_without_model_and_data_the_plan_is_that_of_the_quickstart(plan):
-    result = plan("--device", "cpu", "--json", "--reward", "math_verifier")
+    result = plan("--device", "cpu", "--json", "--reward", f"{learner}:right_answer")
     assert "using the preset 'quickstart'" in result.stderr
     assert "training" in phases(result)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.learner import __file__ as learner
 from rlhf_plan import time_plan
 from rlhf_plan.answers import of_limits, of_path
 from rlhf_plan.counted_passes import count
@@ -200,7 +201,7 @@ def test_evaluations_are_not_hidden_behind_training(plan, cache, host, monkeypat
         "--eval.data",
         rows,
         "--reward",
-        "math_verifier",
+        f"{learner}:right_answer",
         "--rollout.n",
         "2",
     )
@@ -233,11 +234,13 @@ def test_an_evaluation_of_fewer_answers_than_a_step_takes_a_part_of_one():
     ],
 )
 def test_what_decides_the_time_and_is_unknown_is_refused(plan, cache, flags, said):
-    assert said in refused(plan("--actor.model", "quickstart", "--data", "arithmetic", *flags, "--reward", "math_verifier"))
+    assert said in refused(
+        plan("--actor.model", "quickstart", "--data", "arithmetic", *flags, "--reward", f"{learner}:right_answer")
+    )
 
 
 def test_without_data_the_time_on_a_gpu_needs_the_length_of_prompts(plan, directory):
-    words = ("--actor.model", directory("7B"), "--reward", "math_verifier", "--time", "--gpu", "H100")
+    words = ("--actor.model", directory("7B"), "--reward", f"{learner}:right_answer", "--time", "--gpu", "H100")
     assert "how long prompts are is unknown: give --data, or --prompt-tokens N" in refused(plan(*words))
 
 
@@ -257,6 +260,8 @@ def test_gpus_that_a_placement_names_are_planned_as_gpus(plan, directory):
 
 @pytest.mark.slow
 def test_dry_steps_a_run_and_its_page(tmp_path, monkeypatch, cache):
+    for package in ("rlhf_plugin_rloo", "rlhf_plugin_math_verifier", "rlhf_runs"):
+        pytest.importorskip(package)
     from click.testing import CliRunner
 
     from rlhf_host.commands import main

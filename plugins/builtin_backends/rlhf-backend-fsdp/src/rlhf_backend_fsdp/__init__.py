@@ -91,7 +91,9 @@ class FSDP:
         from rlhf_host.internals import meta_model
 
         needs = start.needs.roles
-        outlines = [meta_model(start.roles[need.name], head=need.head, trainable=need.trainable) for need in needs]
+        outlines = [
+            meta_model(start.roles[need.name], head=need.head, trainable=need.trainable, weights=False) for need in needs
+        ]
         for outline in outlines:
             if outline is not None:
                 refuse_count(outline, self.options.expert_parallel)

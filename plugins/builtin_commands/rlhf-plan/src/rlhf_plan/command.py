@@ -16,7 +16,7 @@ import click
 
 from rlhf_host import UserError
 from rlhf_host.commands import near_matches, phase, wrap
-from rlhf_host.protocols import DeviceKind
+from rlhf_host.protocols import Checking, DeviceKind
 from rlhf_host.settings import CommandLine, RunConfig, SettingsCommand, merge_needs, resolve
 from rlhf_plan.items import GB, GPU_NAMES, PARTS
 
@@ -175,7 +175,7 @@ class Plan:
 
         Raises:
             UserError: a model without a ``config.json``, or one that cannot be made without its weights; plugins that do not
-                tell what they need.
+                tell what they need; what the backend refuses.
         """
         from rlhf_host.internals import RunTraits, refusals, runtime_plugin, runtime_start, weight_sync_plugin
         from rlhf_plan.phases import Planner, Sampling
@@ -187,6 +187,8 @@ class Plan:
         if reasons := list(refusals(config, traits, needs)):
             raise UserError("\n".join(reasons))
         start = runtime_start(config, manager, needs, None, 1, {})
+        if isinstance(backend := start.backend.build(), Checking):
+            backend.check(start, {})
         rollout, prompt = config.rollout, config.data.max_prompt_tokens
         row = rollout.max_tokens or (None if prompt is None else prompt + rollout.max_new_tokens)
         more = "Prompts are not in the cache, nor in rows: set --data.max-prompt-tokens or --rollout.max-tokens."
