@@ -60,6 +60,7 @@ NEAR = {
     "plugins/builtin_data/rlhf-rows/src/rlhf_rows/thoughts": "plugins/builtin_data/rlhf-rows/tests/test_thoughts.py",
     "rlhf_host/data/stream": "tests/data/test_stream.py",
     "rlhf_host/distributed/deepspeed": "tests/backends/test_steps.py",
+    "rlhf_host/distributed/ray/engine_pool": "tests/distributed/ray/test_engine_pool.py",
     "rlhf_host/distributed/ray": "tests/distributed/ray/test_batch_shards.py",
     "plugins/builtin_kernels/rlhf-kernels-graphs": "plugins/builtin_kernels/rlhf-kernels-graphs/tests/test_graphs.py",
     "rlhf_host/engines/embedded": " ".join(

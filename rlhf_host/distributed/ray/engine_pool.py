@@ -123,9 +123,9 @@ class EnginePool:
             raise
 
     async def run(self, function: str, **arguments: Any) -> list[Any]:
-        """Runs ``"package.module:function"(loader, **arguments)`` in the processes of all engines, where no sync brings weights.
-        Returns the results of those that live. Requests wait meanwhile, and an engine that starts again later gets the weights of
-        the last function that changed them.
+        """Runs ``"package.module:function"(loader, **arguments)`` in the processes of all engines; returns the results of those
+        that live. Requests wait meanwhile. Where no sync brings weights, an engine that starts again later gets those of the last
+        function that changed them.
 
         Raises:
             LostError: no engine is left.
@@ -145,7 +145,8 @@ class EnginePool:
             await asyncio.sleep(QUIET_S)
         before = {seat.engine: seat.engine.version for seat in seats if seat.engine is not None}
         answers = await asyncio.gather(*(each.run(function, **arguments) for each in before), return_exceptions=True)
-        if changed := [each.version for each, version in before.items() if each.version != version]:
+        changed = [each.version for each, version in before.items() if each.version != version]
+        if changed and self.resync is None:
             self._change, self.version = (function, arguments), changed[0]
         self.synced(self.version)
         for answer in answers:
