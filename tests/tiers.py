@@ -394,6 +394,7 @@ SLOW = {
     ),
     "plugins/builtin_trackers/rlhf-gpu-metrics/tests/test_machines.py": ("", "a Ray cluster of two machines with GPUs"),
     "tests/outside/test_ray_dashboard.py": ("", "a run on a cluster with Ray's dashboard"),
+    "tests/outside/test_observers.py": ("", "profiles and metrics that Perfetto and Prometheus read"),
     "plugins/builtin_trackers/rlhf-tracker-wandb/tests/test_wandb.py": (
         "run_by_command_line",
         "a run by command line with wandb",
