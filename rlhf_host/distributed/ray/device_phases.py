@@ -63,7 +63,8 @@ class DevicePhases:
         with self._lock:
             self._move("offload", away=True)
             for pool in self._engines:
-                pool.wake()
+                if not pool.empty:
+                    pool.wake()
 
     @contextlib.asynccontextmanager
     async def restart(self) -> AsyncIterator[None]:

@@ -174,6 +174,12 @@ class EnginePool:
         """True while requests are in flight, or weights change."""
         return bool(self._queue.in_flight) or self._changing.locked()
 
+    @property
+    def empty(self) -> bool:
+        """True if its engines have no weights, so that a sync has to come before they sample."""
+        engines = [target.engine for target in self.lives.targets]
+        return bool(engines) and all(engine.version < 0 for engine in engines)
+
     def sleep(self, *, keep: bool) -> None:
         """Makes the engines free their memory until the next request.
 
@@ -268,11 +274,11 @@ class EnginePool:
 
     async def _wake_up(self) -> None:
         try:
-            engines = [target.engine for target in self.lives.targets]
-            if self.resync is not None and engines and all(engine.version != self.version for engine in engines):
-                await self.resync()  # they sleep on while training is ahead of every version: its sync wakes them
-            else:
-                await self.awake()
+            while self.empty and self.resync is not None and not self._closed:
+                await self.resync()
+                if self.empty:  # training is ahead of every version, or other engines use the devices
+                    await asyncio.sleep(QUIET_S)
+            await self.awake()
         except Exception as error:
             self._fail_all(error)
         self._waking = None

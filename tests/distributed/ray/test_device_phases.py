@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,13 +169,7 @@ class House:
         self.devices = [Device(), Device()]
         self.workers = Workers(self.devices)
         self.engines = [kind(device) for device in self.devices]
-        actors = []
-        for engine in self.engines:
-            actor = EngineActor()
-            actor.engine = engine
-            actors.append(actor)
-        self.pool = EnginePool([(str(i), Here(each), ()) for i, each in enumerate(actors)], EngineTraits(sleeps=True))
-        self.pool.lives.start(EngineInfo(each.life, NO_WEIGHTS, None, True, 0) for each in actors)
+        self.pool = pool_of(self.engines)
         self.pool.sleep(keep=False)
         self.workers.load()
         self.phases = DevicePhases([self.pool], [self.workers])
@@ -208,6 +203,28 @@ class House:
 
     def peak(self) -> int:
         return max(device.peak for device in self.devices)
+
+    def add_opponent(self) -> EnginePool:
+        """Adds an engine of a frozen role on the first device, whose memory is not counted."""
+        engine = InParts(Device(), version=0)
+        pool = pool_of([engine], 0)
+        pool.lives.keeps = True
+        self.phases._engines = [self.pool, pool]
+        pool.before_sampling = self.phases.sample
+        pool.synced(0)
+        self.runtime.pools["opponent"] = pool
+        return pool
+
+
+def pool_of(engines: Sequence[Counted], version: int = NO_WEIGHTS) -> EnginePool:
+    actors = []
+    for engine in engines:
+        actor = EngineActor()
+        actor.engine = engine
+        actors.append(actor)
+    pool = EnginePool([(str(i), Here(each), ()) for i, each in enumerate(actors)], EngineTraits(sleeps=True))
+    pool.lives.start(EngineInfo(each.life, version, None, True, 0) for each in actors)
+    return pool
 
 
 class Tokenizer:
@@ -295,6 +312,30 @@ def test_engines_that_slept_without_weights_get_them_again_before_they_sample(ho
         await run.runtime.sync(0)
         await asyncio.to_thread(run.phases.train)
         assert [engine.version for engine in run.engines] == [NO_WEIGHTS] * 2
+        answers = await asyncio.gather(*(run.sample() for _ in range(3)))
+        return run, answers
+
+    run, answers = asyncio.run(asyncio.wait_for(main(), 20))
+    assert [answer.versions for answer in answers] == [[0]] * 3
+    assert run.peak() == WEIGHTS + HELD + 2 * BUCKET
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_whoever_wakes_others_leaves_those_without_weights_to_their_sync(house, at_work):
+    """An opponent that is asked first, or gets the weights of a saved step, after a checkpoint has put all engines to sleep."""
+
+    async def main():
+        run = house(InParts, "off")
+        opponent = run.add_opponent()
+        await run.runtime.sync(0)
+        await asyncio.to_thread(run.phases.train)
+        assert [engine.version for engine in run.engines] == [NO_WEIGHTS] * 2
+        await opponent.generate([5, 6], Sampling(8), (1, 0, 0))
+        assert all("cache" not in device.used for device in run.devices)
+        if at_work:
+            lane = opponent.lives.seats[0].lane
+            lane.sent[0] = None  # a request in flight
+            asyncio.get_running_loop().call_later(0.2, lane.sent.clear)
         answers = await asyncio.gather(*(run.sample() for _ in range(3)))
         return run, answers
 
