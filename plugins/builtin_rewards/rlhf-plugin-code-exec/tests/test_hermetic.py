@@ -1,13 +1,14 @@
 """The judged side is hermetic: attacks made of parts change nothing there, and right solutions of the same tests are right."""
 
 import base64
+import itertools
 import json
 import pickle
 import zlib
 
 import pytest
 from hypothesis import given, settings, strategies
-from rlhf_plugin_code_exec import CodeExec
+from rlhf_plugin_code_exec import CodeExec, forms
 
 from rlhf_host import Reward, Segment, Task, Trajectory, Unjudged
 
@@ -61,6 +62,12 @@ def test_any_loop_call_way_and_place(values, loop, call, way, place):
     tests = dict(generated.places())[place](f"{generated.CALLS[call]}\n{generated.LOOPS[loop]}")
     attack = f"def f(x):\n    {generated.EMPTYING[way]}\n    return []\n"
     assert values([("attack", attack, tests), ("right", generated.RIGHT, tests)]) == {"attack": 0.0, "right": 1.0}
+
+
+def test_every_combination_is_judged():
+    kinds = dict(generated.places())
+    for place, call, loop in itertools.product(kinds, generated.CALLS, generated.LOOPS):
+        forms.tests_of(Task(prompt="", ground_truth=kinds[place](f"{generated.CALLS[call]}\n{generated.LOOPS[loop]}")))
 
 
 def test_what_says_yes_to_everything_answers_no_question(values):

@@ -183,8 +183,9 @@ def _runs(statement: ast.stmt, functions: set[str]) -> bool:
     if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return False
     return any(
-        isinstance(node, ast.Assert)
+        isinstance(node, ast.Assert | ast.Raise)
         or (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions)
+        or (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("assert"))
         for node in ast.walk(statement)
     )
 
