@@ -11,6 +11,7 @@ import click
 from rlhf_host import __version__
 from rlhf_host.cli.lazy import CommandGroup
 from rlhf_host.errors import RunError, UserError, a, visible
+from rlhf_host.interrupts import signals_interrupt
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Standard output is a file on a full disk."""
@@ -49,7 +50,8 @@ class Main(CommandGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with signals_interrupt():
+                return super().invoke(ctx)
         except UserError as error:
             raise Failure(str(error), 2) from error
         except RunError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeAlias
@@ -11,8 +12,12 @@ from typing import Any, TypeAlias
 import torch
 
 from rlhf_host.errors import RunError
+from rlhf_host.interrupts import end_thread
 
 _Work: TypeAlias = tuple[Future[Any], Callable[[], Any]]
+
+END_S = 10.0
+"""Seconds that an operator which is under way may take when the thread ends."""
 
 
 class OneThread:
@@ -31,7 +36,8 @@ class OneThread:
         torch.set_num_threads(1)
         self._closed = False
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        threading.Thread(target=do, args=(self._works(),), name="rlhf-compute", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="rlhf-compute", daemon=True)
+        self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
         if self._closed:
@@ -41,14 +47,19 @@ class OneThread:
         return future
 
     def close(self) -> None:
-        """Ends the thread after the work that is already submitted."""
+        """Ends the thread, and work that nobody has waited for, as of a run that was interrupted."""
         self._closed = True
         self._queue.put(None)
+        end_thread(self._thread, END_S)
 
-    def _works(self) -> Iterator[_Work]:
+    def _run(self) -> None:
         torch.get_num_threads()  # sets up torch's threads, so that the next line is the last word
         torch.set_num_threads(self._threads)
-        yield from iter(self._queue.get, None)
+        works = iter(self._queue.get, None)
+        with contextlib.suppress(SystemExit):
+            do(works)
+        for future, _ in works:
+            future.cancel()
 
 
 class Inline:

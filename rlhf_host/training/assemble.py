@@ -12,6 +12,7 @@ from rlhf_host.config.defaults import RunTraits, kernels_to_try, plugin_spec, we
 from rlhf_host.config.schema import DataConfig, EvalConfig, RoleConfig, RolloutConfig, RunConfig
 from rlhf_host.data.stream import TaskSet, TaskStream
 from rlhf_host.errors import UserError
+from rlhf_host.interrupts import signals_interrupt
 from rlhf_host.models.adapter_files import rank_of
 from rlhf_host.models.loading import sizes, stop_tokens
 from rlhf_host.phases import phase
@@ -28,7 +29,6 @@ from rlhf_host.rollouts.gate import Barrier, Gate
 from rlhf_host.runs.models import step_model
 from rlhf_host.training.checkpoints import refuse_damaged
 from rlhf_host.training.evaluate import Evaluation
-from rlhf_host.training.events import ended_by_sigterm
 from rlhf_host.training.role_handles import TrainerRole
 from rlhf_host.training.role_settings import role_settings
 from rlhf_host.weight_sync.bring import Bring, Probe, start_sync
@@ -129,7 +129,7 @@ def start_runtime(config: RunConfig, start: RuntimeStart) -> Started:
             probe,
         )
         start = replace(start, bring=bring)
-    with ended_by_sigterm():
+    with signals_interrupt():
         runtime = runtime_plugin(config).start(start)
     temperature, threads = config.rollout.temperature if start.needs.samples else 1.0, not config.debug
     handles: dict[str, RoleHandle] = {

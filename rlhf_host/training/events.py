@@ -7,19 +7,18 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
 from rlhf_host.errors import RunError, UserError, asks_to_stop
+from rlhf_host.interrupts import TWICE_S, handled
 
 T = TypeVar("T")
 
 ENDED = "the event loop has ended: a plugin ended its thread"
 WAKE_S = 0.5
 """Seconds between two checks for signals by the waiting thread."""
-TWICE_S = 0.2
-"""Seconds within which a signal that comes again is the same one: ``timeout`` sends it to a process, then to its group."""
 CLOSE_S = 10.0
 """Seconds that closing waits for cancelled tasks."""
 
@@ -46,7 +45,6 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name="rlhf-events", daemon=True)
         self._waiting: asyncio.Task[Any] | None = None
         self._awaited: Future[Any] | None = None
-        self._handlers: dict[int, Any] = {}
         self._ended = self._closing = False
         self._thread.start()
 
@@ -93,16 +91,12 @@ class EventLoop:
                 self._awaited.set_exception(RunError(ENDED))
 
     def __enter__(self) -> EventLoop:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # nohup ignores SIGHUP, and a script that starts a command with & ignores SIGINT: both on purpose.
-                if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, self._on_signal)
+        self._signals = handled(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._signals.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._signals.__exit__(None, None, None)
         self.close()
 
     def close(self) -> None:
@@ -149,7 +143,6 @@ class LoopHere(EventLoop):
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_quiet_about_interrupts)
         self._waiting = None
-        self._handlers = {}
 
     def run(self, work: Coroutine[Any, Any, T], *, interruptible: bool = True) -> T:
         try:
@@ -174,19 +167,6 @@ def _quiet_about_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, 
     """
     if not isinstance(context.get("exception"), KeyboardInterrupt):
         loop.default_exception_handler(context)
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Makes SIGTERM raise ``KeyboardInterrupt`` meanwhile, as Ctrl-C does: for work before the event loop."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def event_loop(debug: bool) -> EventLoop:

@@ -19,6 +19,7 @@ import torch
 
 from rlhf_host.config.run_dir import BEST, LAST
 from rlhf_host.errors import DivergedError, LostError, RunError, near_matches
+from rlhf_host.interrupts import end_thread
 from rlhf_host.phases import phase
 from rlhf_host.plugins.manager import PluginManager
 from rlhf_host.plugins.selection import PYTHON
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 WAKE_S = 0.5
 """Seconds between two checks for signals by a thread that waits for a checkpoint."""
+ABANDON_S = 2.0
+"""Seconds to remove what was written when the run ends without it."""
 
 
 @dataclass(slots=True)
@@ -156,6 +159,11 @@ class CheckpointKeeper:
                 self.settle(needed=True)
             except Exception as error:
                 log.warning("step %d is not saved: %s", saving.step, error)
+
+    def abandon(self) -> None:
+        """Ends the writing of a checkpoint; what there is of it is removed."""
+        if self._saving is not None:
+            self._saving.abandon()
 
     def save(self, *, needed: bool = False) -> None:
         """Copies a checkpoint and begins to write it, once the one before is written.
@@ -324,10 +332,12 @@ class Saving:
     def __init__(self, step: int, work: Callable[[], None], *, here: bool = False):
         self.step = step
         self._result: Future[None] = Future()
+        self._thread: threading.Thread | None = None
         if here:
             self._do(work)
         else:
-            threading.Thread(target=self._do, args=(work,), name="rlhf-checkpoint", daemon=True).start()
+            self._thread = threading.Thread(target=self._do, args=(work,), name="rlhf-checkpoint", daemon=True)
+            self._thread.start()
 
     def _do(self, work: Callable[[], None]) -> None:
         try:
@@ -339,6 +349,10 @@ class Saving:
     @property
     def done(self) -> bool:
         return self._result.done()
+
+    def abandon(self) -> None:
+        if self._thread is not None:
+            end_thread(self._thread, ABANDON_S)
 
     def wait(self) -> None:
         """Waits until it is written. Raises the errors of writing."""

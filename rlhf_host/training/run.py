@@ -191,8 +191,10 @@ def _rescue(loop: Loop, error: BaseException) -> None:
     """Writes a checkpoint of the last finished step, if processes are left and nobody waits for the end."""
     if is_lost(error):
         loop.keeper.close()
-    elif isinstance(error, Exception):  # a second Ctrl-C waits for nothing
+    elif isinstance(error, Exception):
         loop.keeper.rescue()
+    else:  # a second Ctrl-C waits for nothing
+        loop.keeper.abandon()
 
 
 def end_run(loop: Loop, outcome: Outcome) -> None:

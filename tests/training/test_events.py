@@ -9,7 +9,8 @@ import time
 import pytest
 
 from rlhf_host.errors import RunError
-from rlhf_host.training.events import TWICE_S, EventLoop, Interrupted, ended_by_sigterm, event_loop
+from rlhf_host.interrupts import TWICE_S
+from rlhf_host.training.events import EventLoop, Interrupted, event_loop
 
 
 @pytest.fixture(params=[False, True], ids=["thread", "debug"])
@@ -91,13 +92,6 @@ def test_signals_that_are_ignored_at_the_start_stay_ignored_but_sigterm(debug):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def test_before_the_loop_sigterm_is_an_interrupt():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), ended_by_sigterm():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_coroutine_that_ends_the_thread_is_an_error_not_a_hang():

@@ -73,9 +73,10 @@ class Attempt:
         about, begun = _about(self.run_dir), self.begun
         step = last_step(self.run_dir) if begun else None
         noted = begun and float(about.get("ended") or 0) >= self._begun - 1
-        if code < 0:
+        if code < 0 or code in ASKED:
             over = OVER.get(str(about.get("status"))) if noted and not about.get("error") else None
-            return End(code if over is None else over, self._signal(-code), step)
+            what = self._signal(-code) if code < 0 else "it was interrupted"
+            return End(code if over is None else over, what, step)
         if noted and about.get("error"):
             error = WAY_ON.sub("", str(about["error"])).rstrip(".")
             return End(code, error, int(about["step"]) if isinstance(about.get("step"), int) else step)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,8 @@ from rlhf_sweep.one_run import RunProcess
 from rlhf_sweep.planned import Planned
 
 POLL_S = 0.1
+AT_ONCE_S = 15.0
+"""Seconds in which a run ends that was interrupted twice."""
 TAIL = 4096
 """Bytes of the end of a log in which an error is looked for."""
 
@@ -73,21 +76,20 @@ def execute(folder: Folder, launcher: Launcher, next_run: Callable[[], Planned |
     running: list[_Running] = []
     waiting: Planned | None = None
     try:
-        with _signals_as_interrupts():
-            while True:
-                while len(running) < launcher.at_once:
-                    waiting = waiting or next_run()
-                    if waiting is None or (running and not launcher.has_room(waiting)):
-                        break
-                    running.append(_start(folder, launcher, waiting, say))
-                    waiting = None
-                if not running:
-                    return
-                time.sleep(POLL_S)
-                for each in [*running]:
-                    if (code := each.process.poll()) is not None:
-                        running.remove(each)
-                        say(_note(folder, each, code))
+        while True:
+            while len(running) < launcher.at_once:
+                waiting = waiting or next_run()
+                if waiting is None or (running and not launcher.has_room(waiting)):
+                    break
+                running.append(_start(folder, launcher, waiting, say))
+                waiting = None
+            if not running:
+                return
+            time.sleep(POLL_S)
+            for each in [*running]:
+                if (code := each.process.poll()) is not None:
+                    running.remove(each)
+                    say(_note(folder, each, code))
     except BaseException:
         _end(folder, running, say)
         raise
@@ -146,27 +148,19 @@ def _end(folder: Folder, running: list[_Running], say: Callable[[str], None]) ->
     if running:
         say(f"Interrupting {len(running)} run{'s' * (len(running) > 1)}; each writes a checkpoint (Ctrl-C again: at once) ...")
     try:
-        with _signals_as_interrupts():
-            for each in running:
-                each.process.interrupt()
-            while running:
-                time.sleep(POLL_S)
-                running = [each for each in running if each.process.poll() is None]
-    except KeyboardInterrupt:
-        for each in running:
+        _interrupted(running, math.inf)
+    except KeyboardInterrupt:  # the runs' second one, too: so they leave no processes, and nothing half-written
+        for each in (left := _interrupted(running, AT_ONCE_S)):
             each.process.kill()
-        for each in running:
-            while each.process.poll() is None:
-                time.sleep(POLL_S)
+        while any(each.process.poll() is None for each in left):
+            time.sleep(POLL_S)
 
 
-@contextlib.contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP raise ``KeyboardInterrupt``, and SIGINT where a shell had it ignored."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupted(running: list[_Running], within_s: float) -> list[_Running]:
+    """Interrupts all, and waits so long for their end; returns those that go on."""
+    for each in running:
+        each.process.interrupt()
+    deadline = time.monotonic() + within_s
+    while (left := [each for each in running if each.process.poll() is None]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
