@@ -37,6 +37,7 @@ def test_the_same_error_is_one_with_other_numbers_at_the_same_step(one, other, s
 def test_a_run_that_is_over_is_over_whatever_its_process_dies_of(tmp_path, about, code):
     attempt = Attempt(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps(about | {"ended": time.time()}))
+    assert attempt.end(130).code == (0 if code == 0 else 130)
     end = attempt.end(-6)
     assert (end.code, end.what) == (code, "it was ended by SIGABRT")
     assert Attempt(tmp_path).end(-6).step is None  # what is noted there is of the one before

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import rlhf_sweep.commands.sweep
 from click.testing import CliRunner
+from rlhf_sweep import execute
 from rlhf_sweep.folder import VERSION
 
 from rlhf_host import RunDirectory
@@ -339,6 +341,28 @@ def test_a_sampler_of_optuna_goes_on_with_the_same_proposals(sweep, monkeypatch,
     whole, stopped = (tmp_path / name / "trials.jsonl" for name in ("whole", "s"))
     assert whole.read_text() == stopped.read_text()
     assert len(STARTED) == 12
+
+
+def test_a_second_interrupt_is_the_runs_second_one_and_what_goes_on_is_killed(monkeypatch):
+    asked = []
+
+    class Stubborn(Ended):
+        def poll(self):
+            return self.code if "kill" in asked else None
+
+        def interrupt(self):
+            asked.append("interrupt")
+
+        def kill(self):
+            asked.append("kill")
+
+    def second(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(execute, "time", SimpleNamespace(sleep=second, monotonic=time.monotonic))
+    execute._end([execute._Running(None, Stubborn(-9), 0.0)], lambda text: None)
+    assert asked == ["interrupt", "interrupt", "kill"]
 
 
 SUPERVISED = """

@@ -91,7 +91,7 @@ def execute(folder: Folder, launcher: Launcher, next_run: Callable[[], Planned |
                     running.remove(each)
                     say(_note(folder, each, code))
     except BaseException:
-        _end(folder, running, say)
+        _end(running, say)
         raise
 
 
@@ -143,8 +143,8 @@ def _error(log: Path, run: RunDirectory | None, code: int) -> str:
     return f"exit code {code}; {log} has what it said"
 
 
-def _end(folder: Folder, running: list[_Running], say: Callable[[str], None]) -> None:
-    """Interrupts all and waits; a second interrupt ends them at once. A run that had finished is noted."""
+def _end(running: list[_Running], say: Callable[[str], None]) -> None:
+    """Interrupts all and waits; a second interrupt ends them at once."""
     if running:
         say(f"Interrupting {len(running)} run{'s' * (len(running) > 1)}; each writes a checkpoint (Ctrl-C again: at once) ...")
     try:
