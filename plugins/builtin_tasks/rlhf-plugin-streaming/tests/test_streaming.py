@@ -7,6 +7,7 @@ import gzip
 import json
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 import rlhf_authoring.learner
@@ -142,17 +143,60 @@ def test_a_data_set_of_datasets_streams_by_its_shards(shards, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"prompt": "1+1=", "label": "2"}\n{"prompt": }\n', r"rows.jsonl:2: no JSON"),
+        ('{"prompt": "1+1=", "label": "2"}\n{"prompt": }\n', r"rows.jsonl:2: not valid JSON: Expecting value at column 12"),
         ('{"prompt": "1+1=", "label": "2"}\n\n[1]\n', r"rows.jsonl:3: a row is a JSON object, not a list"),
+        ("\n" + "[" * 200_000 + "\n", r"rows.jsonl:2: JSON nested too deeply"),
+        ('{"prompt": "1+1=", "label": "\xe9"}\n', r"rows.jsonl:1: not UTF-8: byte 0xe9 at byte 30 of the line"),
+        ('\xef\xbb\xbf\n\xef\xbb\xbf{"prompt": "1+1="}\n', r"rows.jsonl:2: not valid JSON: Unexpected UTF-8 BOM"),
         ('{"prompt": "1+1=", "label": "2"}\n{"label": "2"}\n', r"rows.jsonl:2: no 'prompt' \(the prompt\)"),
         ('{"prompt": "1+1=", "label": "2"}\n{"prompt": "x", "label": ""}\n', r"rows.jsonl:2: 'label' is empty"),
     ],
 )
 def test_a_bad_row_is_told_with_its_line(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match=said):
         one_pass(source(path, buffer=1))
+
+
+def test_a_row_of_a_table_is_told_with_its_line(tmp_path):
+    path = tmp_path / "rows.CSV.gz"
+    path.write_bytes(gzip.compress(b'prompt,label\n"1+\n1=",2\n\n,3\n'))
+    with pytest.raises(UserError, match=r"rows.CSV.gz:5: 'prompt' is empty"):
+        one_pass(source(path, buffer=1))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", '{"prompt": ""}\n'])
+def test_a_stream_without_rows_is_told_with_its_file(tmp_path, content):
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"no row of \S+rows.jsonl can be used: it has none, or only bad ones"):
+        one_pass(source(tmp_path / "rows.jsonl", on_bad_row="skip"))
+
+
+def test_a_pass_that_was_drawn_to_its_end_is_not_empty(shards):
+    plugin, again = source(shards, buffer=5), source(shards, buffer=5)
+    list(islice(plugin.load_tasks("train", 0), len(ROWS)))
+    again.load_state_dict(plugin.state_dict())
+    assert one_pass(again) == []
+    assert sorted(one_pass(again)) == PROMPTS
+
+
+@pytest.mark.parametrize("change", ["write_text", "unlink"])
+def test_a_shard_that_changes_before_its_turn_is_named(shards, change):
+    stream = source(shards, buffer=1).load_tasks("train", 0)
+    next(stream)
+    (shards / "1.jsonl").write_text("") if change == "write_text" else (shards / "1.jsonl").unlink()
+    with pytest.raises(UserError, match=r"1.jsonl has changed or is gone since"):
+        list(stream)
+
+
+def test_files_of_a_directory_that_are_not_read_are_told_once(shards, caplog):
+    for name in ("a.json", "b.txt", "c.jsonl.zst", "d.md"):
+        (shards / name).write_text("x")
+    plugin = source(shards)
+    with caplog.at_level("INFO"):
+        one_pass(plugin), one_pass(plugin)
+    assert caplog.messages == ["streaming: not read, because of their kind: a.json, b.txt, c.jsonl.zst and 1 more"]
 
 
 def test_bad_rows_can_be_left_out_and_are_told(tmp_path, caplog):
@@ -169,10 +213,13 @@ def test_bad_rows_can_be_left_out_and_are_told(tmp_path, caplog):
         ("*.json", {}, "there is no file of .jsonl"),
         ("notes.txt", {}, "notes.txt cannot be read in parts"),
         ("rows.jsonl", {"hub_config": "a"}, "hub_config is for hub data sets"),
+        ("row.jsonl", {}, "row.jsonl: no such file or directory"),
+        ("e*.jsonl", {}, "e.jsonl is a directory"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path, path, options, said):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "e.jsonl").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(UserError, match=said):
