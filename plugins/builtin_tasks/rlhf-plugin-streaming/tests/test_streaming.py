@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import rlhf_authoring.learner
@@ -226,6 +227,43 @@ def test_what_cannot_be_read_is_refused(tmp_path, path, options, said):
         source(tmp_path / path, **options).load_tasks("train", 0)
 
 
+def hears(path, data, *others, split="train", **options):
+    """The start of a run with these settings of ``data``, where the plugin has its options beside its path."""
+    plugin = source(path, **options)
+    plugin.load_tasks(split, 0)
+    own = {"path": "streaming", "files": str(path), **options}
+    section = {"shuffle": True, **data, "sources": [own, *({"path": other} for other in others)]}
+    config = {"data": section, "eval": {"data": {}}} if split == "train" else {"data": {}, "eval": {"data": section}}
+    plugin.run_started(SimpleNamespace(config=config))
+
+
+OWN = {"ignore": ["video"], "on_bad_row": "skip", "fetch_images": True, "prompt": "question", "label": "level", "agent": "who"}
+
+
+def test_options_of_rows_are_taken(shards):
+    hears(shards, {"on_bad_row": "stop"}, **OWN)
+    hears(shards, {"prompt_key": None}, split="eval", **OWN)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_settings_of_the_section_are_for_other_sources(shards, split):
+    where = "data" if split == "train" else "eval.data"
+    with pytest.raises(UserError, match=f"^{where}.on_bad_row does not reach streaming: give --{where}.streaming.on-bad-row"):
+        hears(shards, {"on_bad_row": "skip"}, "other.jsonl", split=split)
+    with pytest.raises(UserError, match=f"^{where}.on_bad_row does not reach streaming"):
+        hears(shards, {"on_bad_row": "skip"}, split=split, on_bad_row="skip")
+    hears(shards, {"on_bad_row": "skip"}, "other.jsonl", split=split, on_bad_row="skip")
+
+
+def test_a_state_of_other_files_is_refused_when_they_were_read_before(shards):
+    plugin, again = source(shards), source(shards)
+    plugin.load_tasks("train", 0)
+    write(shards / "3.jsonl", ROWS)
+    list(islice(again.load_tasks("train", 0), 6))
+    with pytest.raises(UserError, match="are not those of the checkpoint"):
+        again.load_state_dict(plugin.state_dict())
+
+
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -274,6 +312,13 @@ def test_settings_that_would_do_nothing_are_refused(tmp_path, shards, flags, sai
     done = told(*flags_of(shards, "--steps", "2", "--run-dir", tmp_path / "run", *flags))
     assert done.returncode == 2, done.stderr
     assert said in " ".join(done.stderr.split())
+
+
+def test_a_run_leaves_bad_rows_out(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [*ROWS[:3], {"prompt": "", "label": "1"}, *ROWS[3:6]])
+    done = told(*flags_of(path, "--steps", "2", "--run-dir", tmp_path / "run", "--data.streaming.on-bad-row", "skip"))
+    assert done.returncode == 0, done.stderr
+    assert "rows.jsonl:4: 'prompt' is empty" in done.stderr
 
 
 def test_other_data_than_the_checkpoint_s_is_refused(tmp_path, shards):

@@ -83,10 +83,7 @@ class Streaming:
         if split == "eval":
             return self._rest_of_pass(shards, seed, Place())
         if self._known not in ("", shards.fingerprint):
-            raise UserError(
-                f"the files of {files} are not those of the checkpoint: resume with the same data (names and sizes count, also from"
-                " one pass to the next)"
-            )
+            raise self._other_files()
         if shards.unread and not self._known:
             more = f" and {len(shards.unread) - 3} more" if len(shards.unread) > 3 else ""
             log.info("streaming: not read, because of their kind: %s%s", ", ".join(shards.unread[:3]), more)
@@ -156,4 +153,10 @@ class Streaming:
 
     @hookimpl
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "" not in (self._known, state["fingerprint"]) and self._known != state["fingerprint"]:
+            raise self._other_files()
         self.place, self._known, self._keys = Place(**state["place"]), state["fingerprint"], (*state["keys"],)
+
+    def _other_files(self) -> UserError:
+        told = f"the files of {self.options.files} are not those of the checkpoint: resume with the same data"
+        return UserError(f"{told} (names and sizes count, also from one pass to the next)")
