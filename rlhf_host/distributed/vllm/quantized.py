@@ -130,10 +130,9 @@ class ReadBack:
             columns, wanted = expected[name]
             inputs = torch.zeros(PROBED, layer.input_size_per_partition, dtype=layer.orig_dtype, device=columns.device)
             inputs[torch.arange(PROBED, device=columns.device), columns] = 1
-            found, least = _method(layer).apply(layer, inputs).T.float(), torch.finfo(layer.orig_dtype)
+            found, kind = _method(layer).apply(layer, inputs).T.float(), torch.finfo(layer.orig_dtype)
             # Below its smallest normal number a type has steps of one size: small codes of float8 are there in float16.
-            allowed = CLOSE * wanted.abs() + least.smallest_normal * least.eps
-            wrong = int((~((found - wanted).abs() <= allowed).any(0)).sum())
+            wrong = int((~((found - wanted).abs() <= CLOSE * wanted.abs() + kind.smallest_normal * kind.eps).any(0)).sum())
             if wrong:
                 raise RunError(
                     f"{name} does not multiply with the weights that came, quantized: {wrong} of {found.numel()} that were read"
