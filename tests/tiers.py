@@ -351,7 +351,7 @@ SLOW = {
         "more runs with a curriculum; a resumed one, and one that solves everything, at every change",
     ),
     "plugins/builtin_tasks/rlhf-plugin-streaming/tests/test_streaming.py": (
-        r"killed_run|settings_that|other_data|any_place\[(?!(17|39)-(jsonl|parquet)\])",
+        r"killed_run|settings_that_would|run_leaves|other_data|any_place\[(?!(17|39)-(jsonl|parquet)\])",
         "runs that are killed and resumed, and every format from every place; two formats at every change",
     ),
     "plugins/builtin_tasks/rlhf-plugin-reasoning-gym/tests/test_reasoning_gym.py": (

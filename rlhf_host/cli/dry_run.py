@@ -143,7 +143,8 @@ def _data(config: RunConfig, split: Any, tokenizer: Any, needs: Needs, manager: 
             report = find_data(config, needs).look(config, part, split, needs, tokenizer, rows)
             lines += [f"{line}; later rows are not checked" for line in report]
             continue
-        tasks = load_tasks(part, rows=rows, split=split, tokenizer=tokenizer, seed=seed, manager=manager)
+        whole = part.model_copy(update={"sources": [source], "max_samples": data.max_samples})
+        tasks = load_tasks(whole, rows=rows, split=split, tokenizer=tokenizer, seed=seed, manager=manager, first=ROWS)
         lines += [f"{line}; later rows are not checked" for line in tasks.report]
         refuse_other_agents(tasks, data, manager)
         if AlgoNeeds.of(needs).unit_rows and split == "train":

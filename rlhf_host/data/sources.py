@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ def load_tasks(
     max_prompt_tokens: int | None = None,
     rows: PythonRows = NO_ROWS,
     manager: PluginManager | None = None,
+    first: int | None = None,
 ) -> TaskSet:
     """Returns the tasks of all sources, in file order, with prompts rendered and tokenised. Task plugins that return neither a
     list nor a tuple make their tasks as they are drawn, except for evaluation and if the number of samples is bounded.
@@ -58,7 +60,7 @@ def load_tasks(
     ``rows``. ``max_samples`` of a source takes its first rows; that of ``data`` is shared over the sources by weight, the first
     rows of each. Prompts longer than ``data.max_prompt_tokens`` or ``max_prompt_tokens`` (the model's own limit), whichever is
     smaller, are left out or cut according to ``data.long_prompts``, and counted in the report. Task plugins join ``manager``,
-    the run's.
+    the run's. With ``first`` only so many rows of each source are read, to look at them.
 
     Raises ``UserError`` for data that cannot be found or read, naming file and line of the first malformed row.
     """
@@ -67,14 +69,14 @@ def load_tasks(
     longest = min((limit for limit in (data.max_prompt_tokens, max_prompt_tokens) if limit is not None), default=None)
     prompts = Prompts(for_chat(tokenizer, data), data.system_prompt, data.template)
     manager = PluginManager([]) if manager is None else manager
-    reader = _SourceReader(data, split, prompts, tokenizer, seed, longest, rows, manager)
+    reader = _SourceReader(data, split, prompts, tokenizer, seed, longest, rows, manager, first)
     report: list[str] = []
     read: dict[str, Source] = {}
     for name, source in named(data.sources):
         most = min((most for most in (source.max_samples, data.max_samples) if most is not None), default=None)
         read[name], line = reader.read(source, name, most)
         if not isinstance(read[name], ReadTasks) and not read[name]:
-            raise UserError(f"{source.path} has no rows")
+            raise UserError(f"{source.path} has no rows ({line})")
         report.append(f"{line}; {rendering(tokenizer, data.template)}")
     weights = {name: source.weight for name, source in named(data.sources)}
     listed = {name: tasks for name, tasks in read.items() if isinstance(tasks, list)}
@@ -129,9 +131,8 @@ def named(sources: Sequence[DataSource]) -> list[tuple[str, DataSource]]:
 
 def _stem(path: str) -> str:
     name = path.rstrip("/").rpartition("/")[2].rpartition(":")[2] or path
-    for endings in (COMPRESSED, SUFFIXES):
-        for ending in endings:
-            name = name.removesuffix(ending) or name
+    for ending in (*COMPRESSED, *SUFFIXES):
+        name = name.removesuffix(ending) or name
     return name
 
 
@@ -170,24 +171,21 @@ class _SourceReader:
     """Maximum tokens of a prompt."""
     rows: PythonRows
     manager: PluginManager
+    first: int | None
 
     def read(self, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
         """Returns a source's first ``limit`` tasks and a line about what was read."""
-        rows = open_source(source, name, self.split, self.rows)
+        rows, most = open_source(source, name, self.split, self.rows), min(limit or sys.maxsize, self.first or sys.maxsize)
         if isinstance(rows, PluginInfo):
-            return self.plugin_tasks(rows, source, name, limit)
+            return self.plugin_tasks(rows, source, name, limit, most)
         reader = RowReader(self.data, source, name, rows)
-        tasks = self._tokenised(self._judged(reader.read(limit), reader.bad, reader), reader.bad)
-        if source.path in self.rows:
-            return (
-                tasks,
-                f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} given in Python ({reader.columns}){reader.bad.summary}",
-            )
+        tasks = self._tokenised(self._judged(reader.read(most), reader.bad, reader), reader.bad)
+        origin = "given in Python" if source.path in self.rows else f"from {source.path}"
         about = f"{reader.columns}{', ' if rows.note else ''}{rows.note}"
-        line = f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} from {source.path} ({about}){reader.bad.summary}"
+        line = f"{name}: {len(tasks)} task{'s' * (len(tasks) != 1)} {origin} ({about}){reader.bad.summary}"
         return tasks, line + _seen(tasks, reader)
 
-    def plugin_tasks(self, info: PluginInfo, source: DataSource, name: str, limit: int | None) -> tuple[Source, str]:
+    def plugin_tasks(self, info: PluginInfo, source: DataSource, name: str, limit: int | None, most: int) -> tuple[Source, str]:
         """Returns the tasks of a plugin, which joins the run's others, and a line about them."""
         if source.subset is not None or source.split is not None:
             raise UserError(f"{info.name} is a task plugin: subset and split are for directories and hub datasets")
@@ -202,19 +200,23 @@ class _SourceReader:
             return () if entries is None else entries
 
         entries = load()
-        if isinstance(entries, list | tuple) or limit is not None or self.split == "eval":
+        numbered = hasattr(entries, "__len__") and hasattr(entries, "__getitem__")
+        for chooser in () if numbered or limit or self.split == "eval" else manager.names("draw_tasks"):
+            problem = f"{chooser} chooses tasks by their numbers, and the source {name} has none: leave one of them out"
+            raise UserError(f"{problem}, or give --data.{name}.max-samples, and so many tasks are read at the start")
+        if isinstance(entries, list | tuple) or most < sys.maxsize or self.split == "eval":
             bad = BadRows(lambda index: f"{name}, task {index + 1}", stops=self.data.on_bad_row == "stop")
-            tasks = list(islice(_plugin_tasks(entries, name, info), limit))
+            tasks = list(islice(_plugin_tasks(entries, name, info), most))
             tasks = self._tokenised(self._judged(tasks, bad), bad)
             return tasks, f"{name}: {len(tasks)} tasks from {info}{bad.summary}"
-        if hasattr(entries, "__len__") and hasattr(entries, "__getitem__"):
+        if numbered:
 
             def make(index: int) -> Task:
                 with failing_as(PluginError, f"{info}: load_tasks failed", own=(UserError,)):
                     return self.prepare(_plugin_task(entries[index], index, name, info))
 
-            line = f"{name}: {len(entries)} tasks from {info}, made as they are drawn"
-            return IndexedTasks(len(entries), make, self.fits), line
+            made = IndexedTasks(len(entries), make, self.fits)
+            return made, f"{name}: {len(entries)} tasks from {info}, made as they are drawn"
 
         keeps_place = plugin.key in manager.names("state_dict")
         first = [] if keeps_place else [entries]  # its own state may come from a checkpoint first
@@ -235,8 +237,7 @@ class _SourceReader:
     def within_limit(self, tasks: list[Task]) -> tuple[list[Task], str]:
         """Returns the tasks that stay, and a note on what was done to the others."""
         short = [task for task in tasks if self.fits(task)]
-        long = len(tasks) - len(short)
-        if not long:
+        if not (long := len(tasks) - len(short)):
             return tasks, ""
         if self.data.long_prompts == "filter":
             return short, f"left out {long} of {len(tasks)} tasks: prompt longer than {self.longest} tokens"

@@ -124,7 +124,7 @@ class TaskStream:
         self._chosen = 0
         self._orders: dict[str, tuple[int, list[int]]] = {}
         self._choose, self._chooser = choose, chooser
-        self._all: Sequence[Task] = _joined(self._sources, chooser) if choose is not None else ()
+        self._all: Sequence[Task] = _joined(self._sources) if choose is not None else ()
         self.epoch = 0
         """Pass over its source, from 0, that the task drawn last belongs to."""
 
@@ -203,10 +203,8 @@ class TaskStream:
         return known[1]
 
 
-def _joined(sources: Mapping[str, Source], chooser: str) -> Sequence[Task]:
-    """Returns several sources as one sequence. Raises ``UserError`` for one whose tasks have no numbers."""
-    if read := [name for name, source in sources.items() if isinstance(source, ReadTasks)]:
-        raise UserError(f"{chooser} chooses tasks by their numbers, and the source {read[0]} has none: leave one of them out")
+def _joined(sources: Mapping[str, Source]) -> Sequence[Task]:
+    """Returns several sources as one sequence, without those whose tasks have no numbers: a loader refuses them."""
     counted = [source for source in sources.values() if not isinstance(source, ReadTasks)]
     starts = [sum(map(len, counted[:number])) for number in range(len(counted))]
 

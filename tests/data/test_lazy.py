@@ -9,11 +9,12 @@ from itertools import count, islice
 
 import pytest
 
-from rlhf_host import RunError, Task, UserError
+from rlhf_host import RunError, Task, UserError, hookimpl
 from rlhf_host.config.schema import DataConfig, DataSource
 from rlhf_host.data.sources import load_tasks
-from rlhf_host.data.stream import IndexedTasks, ReadTasks, TaskSet, TaskStream
-from rlhf_host.plugins.manager import PluginManager
+from rlhf_host.data.stream import IndexedTasks, TaskSet, TaskStream
+from rlhf_host.plugins.discovery import PluginInfo
+from rlhf_host.plugins.manager import Loaded, PluginManager
 
 PLUGIN = '''
 """Task sources that note what is asked of them."""
@@ -81,11 +82,24 @@ def lazy(here):
 
 @pytest.fixture
 def load(plain, lazy):
-    def call(name, split="train", manager=None, **settings):
+    def call(name, split="train", manager=None, first=None, **settings):
         data = DataConfig(sources=[DataSource(path=name)], **settings)
-        return load_tasks(data, split=split, tokenizer=plain, seed=0, manager=manager)
+        return load_tasks(data, split=split, tokenizer=plain, seed=0, manager=manager, first=first)
 
     return call
+
+
+@pytest.fixture
+def choosing():
+    """Makes the plugins of a run in which one chooses tasks."""
+
+    class Chooser:
+        @hookimpl
+        def draw_tasks(self, tasks, count, step):
+            return range(count)
+
+    info = PluginInfo("extension", "own", "made-up", "1", "any", "ok", "", "m:X")
+    return lambda: PluginManager([Loaded("extension", "own", info, Chooser())])
 
 
 def numbers(stream, count):
@@ -217,7 +231,16 @@ def test_what_cannot_be_drawn_is_named(chosen, message):
         TaskStream(taskset(a=3, b=2), choose=lambda *_: chosen).draw(2, 1)
 
 
-def test_tasks_without_numbers_cannot_be_chosen():
-    source = ReadTasks(lambda before: (Task(str(i)) for i in count()), lambda task: True, keeps_place=False)
-    with pytest.raises(UserError, match="a plugin chooses tasks by their numbers, and the source a has none"):
-        TaskStream(TaskSet({"a": source}, {"a": 1.0}), choose=lambda *_: [])
+@pytest.mark.parametrize("first", [None, 8])
+@pytest.mark.parametrize("name", ["endless", "three", "placed"])
+def test_tasks_without_numbers_cannot_be_chosen(load, choosing, name, first):
+    problem = f"extension:own chooses tasks by their numbers, and the source {name} has none: leave one of them out"
+    with pytest.raises(UserError, match=f"{problem}, or give --data.{name}.max-samples"):
+        load(name, manager=choosing(), first=first)
+
+
+@pytest.mark.parametrize("first", [None, 8])
+def test_those_that_are_counted_can_be_chosen(load, choosing, first):
+    assert len(load("endless", manager=choosing(), first=first, max_samples=20)) == (first or 20)
+    assert len(load("endless", split="eval", manager=choosing(), first=3)) == 3
+    assert len(load("indexed", manager=choosing(), first=first)) == (first or 1000)

@@ -95,6 +95,8 @@ def test_an_ordinary_run_passes_every_station_of_the_page(ran):
 
 
 def test_an_ordinary_run_loads_little_in_vain(files, ran):
-    in_vain = [file.path for file in files if file.path in ran and file.in_functions and not file.in_functions & {*ran[file.path]}]
+    in_vain = [
+        file.path for file in files if file.path in ran and file.in_functions and not file.in_functions & {*ran[file.path]}
+    ]
     assert not [path for path in ran if path.startswith("distributed/")]
     assert len(in_vain) <= IN_VAIN, "loaded and never called:\n  " + "\n  ".join(in_vain)

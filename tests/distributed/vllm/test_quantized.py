@@ -87,6 +87,35 @@ def test_weights_are_rounded_as_vllm_rounds_them(name, shape):
         assert torch.equal(fp8._fp8_quant_per_channel(weight, theirs).float(), codes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_codes_below_the_normal_numbers_of_the_type_are_read_back(dtype, monkeypatch):
+    """A layer that answers in its own type has its weights, whatever their size; another code of one of them is noticed."""
+    from rlhf_host.distributed.vllm import quantized
+
+    class Method:
+        def process_weights_after_loading(self, layer):
+            scale = rounding.scale(layer, layer.weight)
+            layer.held = rounding.code(layer.weight / scale) * scale
+
+        def apply(self, layer, inputs):
+            return (inputs.float() @ layer.held.T).to(dtype)
+
+    rounding = quantized.Rounding(448.0, floats=True, least=1 / 512)
+    monkeypatch.setitem(quantized.ROUNDINGS, Method, rounding)
+    layer = torch.nn.Linear(8, 64, bias=False)
+    layer.quant_method, layer.input_size_per_partition, layer.orig_dtype, layer.tp_size = Method(), 8, dtype, 1
+    weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)) * torch.logspace(-5, -1, 8)
+    layer.weight.data = weight.to(dtype)
+    model = torch.nn.Sequential(layer)
+    proof = quantized.ReadBack(model)
+    layer.quant_method.process_weights_after_loading(layer)
+    proof.check()
+    layer.quant_method.process_weights_after_loading(layer)
+    layer.held *= torch.where(torch.arange(8) == 7, 1.25, 1.0)
+    with pytest.raises(RunError, match="0 does not multiply with the weights that came"):
+        proof.check()
+
+
 # --- a sync -------------------------------------------------------------------------------------
 
 

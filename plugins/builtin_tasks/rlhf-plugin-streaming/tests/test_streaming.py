@@ -7,6 +7,8 @@ import gzip
 import json
 import subprocess
 import sys
+from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import rlhf_authoring.learner
@@ -142,17 +144,60 @@ def test_a_data_set_of_datasets_streams_by_its_shards(shards, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"prompt": "1+1=", "label": "2"}\n{"prompt": }\n', r"rows.jsonl:2: no JSON"),
+        ('{"prompt": "1+1=", "label": "2"}\n{"prompt": }\n', r"rows.jsonl:2: not valid JSON: Expecting value at column 12"),
         ('{"prompt": "1+1=", "label": "2"}\n\n[1]\n', r"rows.jsonl:3: a row is a JSON object, not a list"),
+        ("\n" + "[" * 200_000 + "\n", r"rows.jsonl:2: JSON nested too deeply"),
+        ('{"prompt": "1+1=", "label": "\xe9"}\n', r"rows.jsonl:1: not UTF-8: byte 0xe9 at byte 30 of the line"),
+        ('\xef\xbb\xbf\n\xef\xbb\xbf{"prompt": "1+1="}\n', r"rows.jsonl:2: not valid JSON: Unexpected UTF-8 BOM"),
         ('{"prompt": "1+1=", "label": "2"}\n{"label": "2"}\n', r"rows.jsonl:2: no 'prompt' \(the prompt\)"),
         ('{"prompt": "1+1=", "label": "2"}\n{"prompt": "x", "label": ""}\n', r"rows.jsonl:2: 'label' is empty"),
     ],
 )
 def test_a_bad_row_is_told_with_its_line(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
-    path.write_text(content)
+    path.write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match=said):
         one_pass(source(path, buffer=1))
+
+
+def test_a_row_of_a_table_is_told_with_its_line(tmp_path):
+    path = tmp_path / "rows.CSV.gz"
+    path.write_bytes(gzip.compress(b'prompt,label\n"1+\n1=",2\n\n,3\n'))
+    with pytest.raises(UserError, match=r"rows.CSV.gz:5: 'prompt' is empty"):
+        one_pass(source(path, buffer=1))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", '{"prompt": ""}\n'])
+def test_a_stream_without_rows_is_told_with_its_file(tmp_path, content):
+    (tmp_path / "rows.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"no row of \S+rows.jsonl can be used: it has none, or only bad ones"):
+        one_pass(source(tmp_path / "rows.jsonl", on_bad_row="skip"))
+
+
+def test_a_pass_that_was_drawn_to_its_end_is_not_empty(shards):
+    plugin, again = source(shards, buffer=5), source(shards, buffer=5)
+    list(islice(plugin.load_tasks("train", 0), len(ROWS)))
+    again.load_state_dict(plugin.state_dict())
+    assert one_pass(again) == []
+    assert sorted(one_pass(again)) == PROMPTS
+
+
+@pytest.mark.parametrize("change", ["write_text", "unlink"])
+def test_a_shard_that_changes_before_its_turn_is_named(shards, change):
+    stream = source(shards, buffer=1).load_tasks("train", 0)
+    next(stream)
+    (shards / "1.jsonl").write_text("") if change == "write_text" else (shards / "1.jsonl").unlink()
+    with pytest.raises(UserError, match=r"1.jsonl has changed or is gone since"):
+        list(stream)
+
+
+def test_files_of_a_directory_that_are_not_read_are_told_once(shards, caplog):
+    for name in ("a.json", "b.txt", "c.jsonl.zst", "d.md"):
+        (shards / name).write_text("x")
+    plugin = source(shards)
+    with caplog.at_level("INFO"):
+        one_pass(plugin), one_pass(plugin)
+    assert caplog.messages == ["streaming: not read, because of their kind: a.json, b.txt, c.jsonl.zst and 1 more"]
 
 
 def test_bad_rows_can_be_left_out_and_are_told(tmp_path, caplog):
@@ -169,14 +214,54 @@ def test_bad_rows_can_be_left_out_and_are_told(tmp_path, caplog):
         ("*.json", {}, "there is no file of .jsonl"),
         ("notes.txt", {}, "notes.txt cannot be read in parts"),
         ("rows.jsonl", {"hub_config": "a"}, "hub_config is for hub data sets"),
+        ("row.jsonl", {}, "row.jsonl: no such file or directory"),
+        ("e*.jsonl", {}, "e.jsonl is a directory"),
     ],
 )
 def test_what_cannot_be_read_is_refused(tmp_path, path, options, said):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "e.jsonl").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     write(tmp_path / "rows.jsonl", ROWS)
     with pytest.raises(UserError, match=said):
         source(tmp_path / path, **options).load_tasks("train", 0)
+
+
+def hears(path, data, *others, split="train", **options):
+    """The start of a run with these settings of ``data``, where the plugin has its options beside its path."""
+    plugin = source(path, **options)
+    plugin.load_tasks(split, 0)
+    own = {"path": "streaming", "files": str(path), **options}
+    section = {"shuffle": True, **data, "sources": [own, *({"path": other} for other in others)]}
+    config = {"data": section, "eval": {"data": {}}} if split == "train" else {"data": {}, "eval": {"data": section}}
+    plugin.run_started(SimpleNamespace(config=config))
+
+
+OWN = {"ignore": ["video"], "on_bad_row": "skip", "fetch_images": True, "prompt": "question", "label": "level", "agent": "who"}
+
+
+def test_options_of_rows_are_taken(shards):
+    hears(shards, {"on_bad_row": "stop"}, **OWN)
+    hears(shards, {"prompt_key": None}, split="eval", **OWN)
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_settings_of_the_section_are_for_other_sources(shards, split):
+    where = "data" if split == "train" else "eval.data"
+    with pytest.raises(UserError, match=f"^{where}.on_bad_row does not reach streaming: give --{where}.streaming.on-bad-row"):
+        hears(shards, {"on_bad_row": "skip"}, "other.jsonl", split=split)
+    with pytest.raises(UserError, match=f"^{where}.on_bad_row does not reach streaming"):
+        hears(shards, {"on_bad_row": "skip"}, split=split, on_bad_row="skip")
+    hears(shards, {"on_bad_row": "skip"}, "other.jsonl", split=split, on_bad_row="skip")
+
+
+def test_a_state_of_other_files_is_refused_when_they_were_read_before(shards):
+    plugin, again = source(shards), source(shards)
+    plugin.load_tasks("train", 0)
+    write(shards / "3.jsonl", ROWS)
+    list(islice(again.load_tasks("train", 0), 6))
+    with pytest.raises(UserError, match="are not those of the checkpoint"):
+        again.load_state_dict(plugin.state_dict())
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -227,6 +312,13 @@ def test_settings_that_would_do_nothing_are_refused(tmp_path, shards, flags, sai
     done = told(*flags_of(shards, "--steps", "2", "--run-dir", tmp_path / "run", *flags))
     assert done.returncode == 2, done.stderr
     assert said in " ".join(done.stderr.split())
+
+
+def test_a_run_leaves_bad_rows_out(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [*ROWS[:3], {"prompt": "", "label": "1"}, *ROWS[3:6]])
+    done = told(*flags_of(path, "--steps", "2", "--run-dir", tmp_path / "run", "--data.streaming.on-bad-row", "skip"))
+    assert done.returncode == 0, done.stderr
+    assert "rows.jsonl:4: 'prompt' is empty" in done.stderr
 
 
 def test_other_data_than_the_checkpoint_s_is_refused(tmp_path, shards):

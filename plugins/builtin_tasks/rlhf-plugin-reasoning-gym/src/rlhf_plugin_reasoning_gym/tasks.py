@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,7 +71,10 @@ def shares_of(datasets: Sequence[str]) -> dict[str, float]:
     """Returns name → weight. Raises ``UserError`` if there are none."""
     if not datasets:
         raise UserError("reasoning_gym: name data sets, as --data.reasoning_gym.datasets chain_sum")
-    return dict(map(_share, datasets))
+    shares = dict(map(_share, datasets))
+    if len(shares) < len(datasets):
+        raise UserError(f"reasoning_gym: {','.join(datasets)} has a name twice: give it once, with a weight, as in NAME@2")
+    return shares
 
 
 def _share(text: str) -> tuple[str, float]:
@@ -79,6 +83,6 @@ def _share(text: str) -> tuple[str, float]:
         share = float(weight or 1)
     except ValueError:
         share = 0.0
-    if share <= 0:
+    if not 0 < share < math.inf:
         raise UserError(f"reasoning_gym: {text!r}: a weight is a number above 0, as in {name}@2")
     return name, share

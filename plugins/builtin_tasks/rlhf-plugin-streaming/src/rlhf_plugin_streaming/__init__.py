@@ -50,7 +50,8 @@ class Streaming:
         model_config = ConfigDict(extra="forbid")
 
         files: str = Field(
-            description="file, directory, pattern such as data/*.parquet, or hub name; {split} in it becomes train or eval"
+            min_length=1,
+            description="file, directory, pattern such as data/*.parquet, or hub name; {split} in it becomes train or eval",
         )
         hub_config: str | None = Field(None, description="configuration of a hub data set")
         hub_split: str | None = Field(None, description="split of a hub data set; default: train, for evaluation test")
@@ -67,6 +68,7 @@ class Streaming:
     def __init__(self, options: Options):
         self.options = options
         self.place = Place()
+        self._split = "train"
         self._known = ""
         """Fingerprint of the data."""
         self._keys: tuple[str | None, str | None, str | None] = (options.prompt, options.label, None)
@@ -75,31 +77,38 @@ class Streaming:
     @hookimpl
     def load_tasks(self, split: str, seed: int) -> Iterator[Task]:
         """Yields the tasks of a pass from its place on. For evaluation the host reads all of them at once."""
-        files = self.options.files.replace("{split}", split)
+        self._split, files = split, self.options.files.replace("{split}", split)
         part = self.options.hub_split or ("train" if split == "train" else "test")
         shards = open_shards(files, self.options.hub_config, part)
         if split == "eval":
             return self._rest_of_pass(shards, seed, Place())
         if self._known not in ("", shards.fingerprint):
-            raise UserError(f"the files of {files} are not those of the checkpoint: resume with the same data")
+            raise self._other_files()
+        if shards.unread and not self._known:
+            more = f" and {len(shards.unread) - 3} more" if len(shards.unread) > 3 else ""
+            log.info("streaming: not read, because of their kind: %s%s", ", ".join(shards.unread[:3]), more)
         self._known = shards.fingerprint
         return self._rest_of_pass(shards, seed, self.place)
 
     @hookimpl
     def run_started(self, context: RunContext) -> None:
-        data = context.config["data"]
-        own = [source for source in data["sources"] if source["path"] == "streaming"]
+        data = context.config["data"] if self._split == "train" else context.config["eval"]["data"]
+        own = [source for source in data["sources"] if source["path"].rpartition(":")[2].lower() == "streaming"]
         for name, option in UNHEARD.items():
-            if any(place.get(name) not in (None, [], False, "stop") for place in (data, *own)):
-                raise UserError(f"data.{name} does not reach streaming: give --data.streaming.{option} instead")
-        if not data["shuffle"] and self.options.buffer > 1:
+            # Options have the names of sections, but for the columns, which any source may name.
+            mine = any(source.get(name) for source in own) and name.endswith("_key")
+            for_others = len(own) < len(data["sources"]) and option.replace("-", "_") in self.options.model_fields_set
+            if mine or (data.get(name) not in (None, [], False, "stop") and not for_others):
+                where = "data" if self._split == "train" else "eval.data"
+                raise UserError(f"{where}.{name} does not reach streaming: give --{where}.streaming.{option} instead")
+        if self._split == "train" and not data["shuffle"] and self.options.buffer > 1:
             raise UserError(
                 "data.shuffle is false, and streaming shuffles: give --data.streaming.buffer 1 for the files' order"
             )
 
     def _rest_of_pass(self, shards: Shards, seed: int, place: Place) -> Iterator[Task]:
         """Yields the tasks of a pass from a place on, which goes along."""
-        order = list(range(len(shards)))
+        order, first = list(range(len(shards))), place.shard == place.row == place.drawn == 0
         if self.options.buffer > 1:
             random.Random(f"{seed}/{place.epoch}").shuffle(order)
         while place.shard < len(order):
@@ -110,10 +119,12 @@ class Streaming:
                 if self.options.buffer > 1:
                     random.Random(f"{seed}/{place.epoch}/{place.shard}/{place.row}").shuffle(tasks)
                 for task in tasks[place.drawn :]:
-                    place.drawn += 1
+                    place.drawn, first = place.drawn + 1, False
                     yield task
                 place.row, place.byte, place.drawn = *block[-1][2:], 0
             place.shard, place.row, place.byte = place.shard + 1, 0, 0
+        if first:
+            raise UserError(f"streaming: no row of {self.options.files} can be used: it has none, or only bad ones")
         place.epoch, place.shard = place.epoch + 1, 0
 
     def _tasks(self, shards: Shards, block: list[Any]) -> list[Task]:
@@ -126,7 +137,7 @@ class Streaming:
         prompt_key, label_key, context_key = self._keys
         source = DataSource(path=key, prompt_key=prompt_key, label_key=label_key)
         rows = open_source(source, key, "train", {key: [row for row, *_ in block]})
-        rows = replace(rows, where=lambda number: block[number][1], root=shards.root)
+        rows = replace(rows, where=lambda number: block[number][1](), root=shards.root)
         reader = RowReader(DataConfig(agent_key=options.agent, **chosen), source, options.files, rows)
         reader.context_key = context_key
         tasks = reader.read(None)
@@ -142,4 +153,10 @@ class Streaming:
 
     @hookimpl
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "" not in (self._known, state["fingerprint"]) and self._known != state["fingerprint"]:
+            raise self._other_files()
         self.place, self._known, self._keys = Place(**state["place"]), state["fingerprint"], (*state["keys"],)
+
+    def _other_files(self) -> UserError:
+        told = f"the files of {self.options.files} are not those of the checkpoint: resume with the same data"
+        return UserError(f"{told} (names and sizes count, also from one pass to the next)")
