@@ -457,6 +457,10 @@ SLOW = {
     ),
     "plugins/builtin_commands/rlhf-samples/tests/test_rollout.py": ("interrupted_rollout", "a rollout that is interrupted"),
     "tests/cli/test_samples.py": ("prompts_of_the_run", "trajectories of an algorithm that writes prompts, scored again"),
+    "tests/distributed/vllm/test_in_files.py": (
+        "every_version",
+        "models with experts in vLLM; names and values at every change",
+    ),
     "tests/distributed/vllm/test_vllm.py": (
         r"before_the_first_sync\[untied\]|could_be_drawn\[(1|60)-|could_be_drawn\[5-(\{\}|\{'(min|top)_p': 0.\d\})-",
         "a second kind of model; all ways to truncate, of which one is tried at every change",

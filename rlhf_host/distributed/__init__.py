@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from rlhf_host.distributed.sync.remote import ask as ask
     from rlhf_host.distributed.sync.remote import wire_types as wire_types
     from rlhf_host.distributed.vllm.startup import ends_of as ends_of
+    from rlhf_host.distributed.vllm.weights import as_in_files as as_in_files
     from rlhf_host.distributed.vllm.weights import check_complete as check_complete
+    from rlhf_host.distributed.vllm.weights import outline_of as outline_of
     from rlhf_host.distributed.vllm.weights import parameter_names as parameter_names
 
 __getattr__, __dir__, __all__ = lazily(__name__)

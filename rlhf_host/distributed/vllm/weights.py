@@ -15,7 +15,7 @@ from rlhf_host.distributed.bits import BITS, note_bits
 from rlhf_host.distributed.vllm.startup import first_line
 from rlhf_host.errors import RunError
 from rlhf_host.models.adapter_files import CONFIG, WEIGHTS
-from rlhf_host.protocols import Buckets
+from rlhf_host.protocols import Bucket, Buckets
 
 log = logging.getLogger(__name__)
 
@@ -97,14 +97,28 @@ def check_complete(expected: set[str], names: set[str]) -> None:
         raise RunError(f"no weights came for {missing[0]} (and {len(missing) - 1} more){tied}")
 
 
-def parameter_names(config: Any) -> set[str]:
-    """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
+def outline_of(config: Any) -> Any:
+    """Returns transformers' model with this config, without weights; None if it does not know the architecture."""
     from rlhf_host.models.classes import model_class
 
     try:
         with torch.device("meta"):
-            model = model_class("lm", config).from_config(config)
+            return model_class("lm", config).from_config(config)
     except ValueError as error:
         log.warning("syncs are not checked for missing weights: %s", first_line(error))
-        return set()
-    return {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        return None
+
+
+def parameter_names(config: Any) -> set[str]:
+    """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
+    model = outline_of(config)
+    return set() if model is None else {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def as_in_files(model: Any, bucket: Bucket) -> Bucket:
+    """Returns the weights as the model's files have them, which vLLM's loaders read: transformers keeps all experts of a layer in
+    one tensor, and some models under other names.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return bucket if model is None else [*revert_weight_conversion(model, dict(bucket)).items()]

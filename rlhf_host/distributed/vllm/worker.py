@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from rlhf_host.distributed.bits import BITS, bits_of
 from rlhf_host.distributed.vllm.arguments import quantizes_online
 from rlhf_host.distributed.vllm.process import EndsWithHost
-from rlhf_host.distributed.vllm.weights import check_complete, parameter_names
+from rlhf_host.distributed.vllm.weights import as_in_files, check_complete, outline_of, parameter_names
 from rlhf_host.distributed.vllm.worker_runs import WorkerRuns
 from rlhf_host.protocols import Bucket, Buckets
 
@@ -66,6 +66,11 @@ class WeightLoading(EndsWithHost):
     def names_of_weights(self) -> set[str]:
         return parameter_names(self.vllm_config.model_config.hf_config)
 
+    @functools.cached_property
+    def outline(self) -> Any:
+        """The model of transformers without its weights; None: transformers does not know it."""
+        return outline_of(self.vllm_config.model_config.hf_config)
+
     def weight_types(self) -> tuple[str, tuple[str, ...]] | None:
         """Returns ``WeightTypes.weight_types``, under the checkpoint's names as far as they are known."""
         settings, model = self.vllm_config.model_config, self.model_runner.get_model()
@@ -103,7 +108,7 @@ class WeightLoading(EndsWithHost):
                 if read_back:
                     came.update((name, bits_of(tensor)) for name, tensor in bucket)
                 with in_config():
-                    model.load_weights(iter(bucket))
+                    model.load_weights(iter(as_in_files(self.outline, bucket)))
                 _own_what_waits(model, bucket)
         finally:
             with in_config():

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf_host import RunError, Scratch, UserError
-from rlhf_host.distributed import check_complete, parameter_names
+from rlhf_host.distributed import as_in_files, check_complete, outline_of, parameter_names
 from rlhf_host.protocols import Bucket, Buckets
 
 KEPT = 2
@@ -102,7 +102,7 @@ class WeightFiles:
             shutil.copytree(model, self._others, ignore=shutil.ignore_patterns(*WEIGHTS))
         except OSError as error:
             raise UserError(f"engine http cannot write weights in {root or tempfile.gettempdir()}: {error.strerror}") from error
-        self._expected = parameter_names(config)
+        self._expected, self._outline = parameter_names(config), outline_of(config)
         self._versions: list[tuple[Path, Stored]] = []
 
     def copy(self, model: Path, version: int) -> Stored:
@@ -116,7 +116,7 @@ class WeightFiles:
         Raises:
             RunError: a weight of the model is missing.
         """
-        path = self._write(map(_apart, buckets), version)
+        path = self._write(self._parts(buckets), version)
         return self._list(path, Stored(path))
 
     def hold(self, buckets: Buckets, version: int) -> Stored:
@@ -125,8 +125,7 @@ class WeightFiles:
         Raises:
             RunError: a weight of the model is missing.
         """
-        tensors = {name: tensor.clone() for bucket in buckets for name, tensor in _apart(bucket).items()}
-        check_complete(self._expected, set(tensors))
+        tensors = {name: tensor.clone() for part in self._parts(buckets) for name, tensor in part.items()}
 
         def write(held: Mapping[str, Tensor]) -> Path:
             path = self._write([held], version)
@@ -135,6 +134,15 @@ class WeightFiles:
 
         stored = Stored(tensors=tensors, write=write)
         return stored
+
+    def _parts(self, buckets: Buckets) -> Iterator[dict[str, Tensor]]:
+        """Yields the weights as the model's files have them. Raises ``RunError`` at the end if one is missing."""
+        came = set[str]()
+        for bucket in buckets:
+            part = _apart(bucket)
+            came.update(part)
+            yield _apart(as_in_files(self._outline, [*part.items()]))
+        check_complete(self._expected, came)
 
     def _write(self, parts: Iterable[Mapping[str, Tensor]], version: int) -> Path:
         def fill(directory: Path) -> None:
@@ -146,7 +154,6 @@ class WeightFiles:
                 save_file(dict(whole), directory / file, metadata={"format": "pt"})
                 names.update(dict.fromkeys(whole, file))
                 size += sum(tensor.nbytes for tensor in whole.values())
-            check_complete(self._expected, set(names))
             index = {"metadata": {"total_size": size}, "weight_map": names}
             (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
 
