@@ -16,7 +16,7 @@ import pytest
 from ..scripts_as_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, DISTRIBUTED = 24_102, 5_714
+CORE, DISTRIBUTED = 24_102, 5_715
 """Lines of code: neither docstrings nor comments nor empty lines."""
 ROOM, LARGER = 3_500, {"training": 4_290}
 """Most of a folder of the core, and those that have more."""

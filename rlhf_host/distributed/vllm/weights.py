@@ -111,7 +111,11 @@ def outline_of(config: Any) -> Any:
 
 def parameter_names(config: Any) -> set[str]:
     """Returns the names of the weights of a model with this config; nothing if transformers does not know the architecture."""
-    model = outline_of(config)
+    return names_of(outline_of(config))
+
+
+def names_of(model: Any) -> set[str]:
+    """Returns the names of the weights of a model, or nothing of None."""
     return set() if model is None else {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
 

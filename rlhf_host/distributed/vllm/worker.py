@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from rlhf_host.distributed.bits import BITS, bits_of
 from rlhf_host.distributed.vllm.arguments import quantizes_online
 from rlhf_host.distributed.vllm.process import EndsWithHost
-from rlhf_host.distributed.vllm.weights import as_in_files, check_complete, outline_of, parameter_names
+from rlhf_host.distributed.vllm.weights import as_in_files, check_complete, names_of, outline_of
 from rlhf_host.distributed.vllm.worker_runs import WorkerRuns
 from rlhf_host.protocols import Bucket, Buckets
 
@@ -64,7 +64,7 @@ class WeightLoading(EndsWithHost):
 
     @functools.cached_property
     def names_of_weights(self) -> set[str]:
-        return parameter_names(self.vllm_config.model_config.hf_config)
+        return names_of(self.outline)
 
     @functools.cached_property
     def outline(self) -> Any:
