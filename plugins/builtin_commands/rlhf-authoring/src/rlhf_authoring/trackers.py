@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +37,28 @@ ODD_METRICS: Mapping[str, Any] = {
 """Metrics whose names or values a service may refuse, change, or take for one another."""
 HOSTILE_TEXT = "\x1b[2J<b>bold</b> \x00 \ud800 \u202e ✓," + "x" * 20_000
 """Text that a model may write: escape sequences, markup, half a character, and much of it."""
+WRITTEN_S = 60.0
+"""Seconds that a checkpoint beside the steps may take on a busy machine."""
 FAILURE = "the test ends it ✓"
 """The message that the second run of ``finish_and_fail`` ends with."""
 
 
 class KilledAfter:
-    """An extension that kills its process after the step in the variable ``KILL_AFTER``, if there is one."""
+    """An extension that kills its process after the step in the variable ``KILL_AFTER``, if there is one, once the checkpoint that
+    was due before is written.
+    """
+
+    @hookimpl
+    def run_started(self, context: RunContext) -> None:
+        self._context = context
 
     @hookimpl
     def step_finished(self, step: int) -> None:
         if os.environ.get("KILL_AFTER") == str(step):
+            due = (step - 1) // self._context.config["checkpoint"]["every"] * self._context.config["checkpoint"]["every"]
+            written, latest = Path(str(self._context.run_dir), f"checkpoints/step-{due:06d}"), time.monotonic() + WRITTEN_S
+            while due and not written.is_dir() and time.monotonic() < latest:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
