@@ -119,12 +119,14 @@ def test_a_killed_run_goes_on_in_the_same_run(tmp_path):
     small.rlhf("train", "--resume", "run", "--train.steps", "5", TRACKIO_DIR=str(place))
     (found,) = runs("rlhf-host", place)
     assert found.id == killed.id
-    own = logged_metrics(tmp_path / "run")
-    last = dict(found.metrics())
-    assert last == own
-    # Trackio takes nothing away: step 3 came after the checkpoint, and is there twice if it was written before the kill.
+    own, last = logged_metrics(tmp_path / "run"), dict(found.metrics())
+    # A process that is killed loses what Trackio had not written, and it takes nothing away: step 3, after the checkpoint, may be
+    # there twice.
+    assert last.items() <= own.items()
+    assert {3, 4, 5} <= last.keys()
     steps = [step for step, _ in found.metrics()]
-    assert steps in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 3, 4, 5])
+    assert [*dict.fromkeys(steps)] == sorted(last)
+    assert len(steps) - len(last) <= steps.count(3) - 1 <= 1
 
 
 def test_runs_of_one_process_are_apart_and_a_failed_one_has_an_alert(tmp_path, monkeypatch, folder):
