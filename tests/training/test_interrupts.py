@@ -20,7 +20,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, *ENDING])
 def test_every_command_ends_with_130(number, monkeypatch):
-    """Of a command that has no event loop, such as one that reads data or loads libraries."""
+    """This one has no event loop, as while data is read or libraries are loaded."""
 
     @click.command()
     def waits():
@@ -35,7 +35,7 @@ def test_every_command_ends_with_130(number, monkeypatch):
 
 
 def test_a_signal_that_comes_twice_at_once_does_not_cut_what_the_first_one_began(monkeypatch):
-    """As of a terminal that is closed, and of ``timeout``."""
+    """A terminal that is closed sends it so, and ``timeout`` does."""
     with signals_interrupt():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGHUP)

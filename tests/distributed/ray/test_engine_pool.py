@@ -186,7 +186,7 @@ class Changing(Gated):
 
 @on_a_loop
 async def test_weights_of_a_pool_change_between_requests():
-    """What was in flight is answered before, and what comes meanwhile after."""
+    """Requests in flight are answered before, those that come meanwhile after."""
     engines = [Changing(), Changing()]
     pool = pool_of(*engines)
     before = ask(pool, groups=2, n=1)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from rlhf_authoring.killing import engines
 from rlhf_authoring.models import write_tiny_model
 
 import rlhf_host
@@ -55,17 +54,6 @@ class Game:
         rows = policy.trajectories()
         rows[0].agent_rewards = [float(list(mine.token_ids)[:1] != list(theirs.token_ids)[:1])]
         return rows
-
-
-def engines(directory):
-    """Returns the process numbers of the engines that write to files of the Ray cluster in a directory."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours
-            opened = [os.readlink(each) for each in (entry / "fd").iterdir()]
-            if "EngineActor" in (entry / "cmdline").read_text() and any(each.startswith(directory) for each in opened):
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.fixture

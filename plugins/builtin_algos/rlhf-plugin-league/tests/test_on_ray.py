@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from rlhf_authoring.killing import engines
 from rlhf_authoring.learner import __file__ as learner
 from rlhf_authoring.models import write_tiny_model
 from transformers import AutoModelForCausalLM
@@ -53,17 +52,6 @@ class Game:
         rows[0].score = (1 + (mine.token_ids[0] > theirs.token_ids[0]) - (mine.token_ids[0] < theirs.token_ids[0])) / 2
         rows[0].agent_rewards = [rows[0].score]
         return rows
-
-
-def engines(directory):
-    """Returns the process numbers of the engines that write to files of the Ray cluster in a directory."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours
-            opened = [os.readlink(each) for each in (entry / "fd").iterdir()]
-            if "EngineActor" in (entry / "cmdline").read_text() and any(each.startswith(directory) for each in opened):
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""A run by the command line that is killed in its middle, for tests of what a resumed run has."""
+"""Processes that are killed, for tests of what goes on after them: a run by the command line, and engines on Ray."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,3 +44,14 @@ def killed_and_resumed(flags: Sequence[object], run_dir: Path, *, rows: int, ste
     process.wait()
     assert len(curve(run_dir)) < steps
     assert start("--resume", run_dir).wait() == 0
+
+
+def engines(directory: str) -> list[int]:
+    """Returns the process numbers of the engines that write to files of the Ray cluster in a directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours
+            opened = [os.readlink(each) for each in (entry / "fd").iterdir()]
+            if "EngineActor" in (entry / "cmdline").read_text() and any(each.startswith(directory) for each in opened):
+                found.append(int(entry.name))
+    return found

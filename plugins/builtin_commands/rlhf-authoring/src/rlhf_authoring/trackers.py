@@ -55,7 +55,7 @@ class KilledAfter:
     @hookimpl
     def step_finished(self, step: int) -> None:
         if os.environ.get("KILL_AFTER") == str(step):
-            due = (step - 1) // self._context.config["checkpoint"]["every"] * self._context.config["checkpoint"]["every"]
+            due = step - 1 - (step - 1) % self._context.config["checkpoint"]["every"]
             written, latest = Path(str(self._context.run_dir), f"checkpoints/step-{due:06d}"), time.monotonic() + WRITTEN_S
             while due and not written.is_dir() and time.monotonic() < latest:
                 time.sleep(0.01)

@@ -139,9 +139,8 @@ class WeightFiles:
         """Yields the weights as the model's files have them. Raises ``RunError`` at the end if one is missing."""
         came = set[str]()
         for bucket in buckets:
-            part = _apart(bucket)
-            came.update(part)
-            yield _apart(as_in_files(self._outline, [*part.items()]))
+            came.update(name for name, _ in bucket)
+            yield _apart(as_in_files(self._outline, bucket))
         check_complete(self._expected, came)
 
     def _write(self, parts: Iterable[Mapping[str, Tensor]], version: int) -> Path:
